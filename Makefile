@@ -1,0 +1,53 @@
+# `make quickstart` and `make test` set everything up by themselves; `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart quickstart-small check format lint types arrows test test-fast cases bench clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+# pip's wheel cache and index are the user's own; constraints.txt pins the tested set.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tangolm needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+install: $(VENV)/.installed  ## create .venv and install the package with everything the tests need
+
+quickstart: install  ## train TANGO and a Loop Transformer++ on real questions and write a report (minutes)
+	$(BIN)/tangolm quickstart --out runs/quickstart
+
+quickstart-small: install  ## the same in about a minute
+	$(BIN)/tangolm quickstart --small --out runs/quickstart-small
+
+check: install format lint types arrows test-fast  ## everything fast: under 3 minutes
+
+format: install
+	$(BIN)/ruff format --check .
+
+lint: install
+	$(BIN)/ruff check .
+
+types: install
+	$(BIN)/basedpyright
+
+arrows: install
+	$(BIN)/lint-imports --no-logo
+
+test-fast: install
+	$(BIN)/python -m pytest -m "not slow"
+
+test: install  ## every test
+	$(BIN)/python -m pytest
+
+cases: install  ## the test behind each situation of docs/cases.md; fails where one is missing
+	$(BIN)/python -m tests.cases
+
+bench: install  ## the operation against its naive form, with the bars
+	$(BIN)/tangolm bench op --check
+
+clean:  ## remove the environment and caches, keep runs
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,15 @@
+"""tangolm: the TANGO language models (arXiv:2608.22117) and the laboratory that trains, measures and compares them.
+
+config = tangolm.preset("tango-70m-d4", vocab_size=257, context=256)
+model = tangolm.build_model(config, seed=17)
+loss = model(input_ids, labels=input_ids).loss
+"""
+
+from tangolm import ops as ops
+from tangolm.models import build_model as build_model
+from tangolm.models import load_model as load_model
+from tangolm.models import preset as preset
+from tangolm.models import preset_names as preset_names
+from tangolm.models import save_model as save_model
+
+__version__ = "0.1.0"

@@ -1,0 +1,388 @@
+"""The shell that all architectures share, and the contracts of a model configuration and of a block.
+
+    h_0 = E[token]      h <- h + block_n(h), n = 1..N      logits = RMSNorm_f(h) E^T
+
+Embedding tied with the head, no position table, no biases. An architecture brings a `ModelConfig` (its fields and its
+counts) and a `Block` (its update, its state in generation); everything else is here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from tangolm.models.depth import Depth
+from tangolm.models.layers import Layout, RMSNorm, rope_tables
+from tangolm.ops import check_documents
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ABC):
+    """What every architecture has; a child adds its own fields and says what one block costs.
+
+    Args:
+        architecture: its key in `MODELS`; each child fixes it.
+        vocab_size: V, the tokenizer's size, end token included.
+        context: L, tokens a training sequence has; the length at which operations are counted.
+        depth: N, applications of a block.
+        looped: one block applied N times, or N blocks.
+        width: d, a multiple of `head_width`.
+        gated_width: F, channels of the gated (or feed-forward) product.
+        head_width: channels of a head's query and key.
+        vocab_multiple: the embedding gets rows up to a multiple of this (for speed); the added ones are never logits.
+        norm_eps: added to the mean square in RMSNorm.
+        init_std: standard deviation of initial weights.
+        rope_base: base of RoPE's frequencies.
+    """
+
+    architecture: str
+    vocab_size: int
+    context: int
+    depth: int
+    looped: bool
+    width: int
+    gated_width: int
+    head_width: int = 32
+    vocab_multiple: int = 1
+    norm_eps: float = 1e-6
+    init_std: float = 0.02
+    rope_base: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "depth", "width", "gated_width", "head_width", "vocab_multiple"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("norm_eps", "init_std", "rope_base"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.head_width % 2:
+            raise ValueError(f"head_width must be even (RoPE turns pairs), got {self.head_width}")
+        if self.width % self.head_width:
+            raise ValueError(f"width must be a multiple of head_width {self.head_width}, got {self.width}")
+
+    @property
+    def heads(self) -> int:
+        """H = d / head_width."""
+        return self.width // self.head_width
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+    @abstractmethod
+    def block_parameters(self) -> int:
+        """Parameters of one block, norms included."""
+
+    @abstractmethod
+    def block_macs(self, tokens: int, pairs: int) -> int:
+        """Multiply-accumulates of one application: products with weights for `tokens`, interactions for `pairs`."""
+
+    def parameters(self) -> dict[str, int]:
+        """`non_embedding` (final norm included) and `total` parameters; the tied embedding counts once."""
+        non_embedding = self.block_parameters() * (1 if self.looped else self.depth) + self.width
+        return {"non_embedding": non_embedding, "total": non_embedding + self.padded_vocab_size * self.width}
+
+    def macs(self, tokens: int | None = None) -> dict[str, int]:
+        """Multiply-accumulates of a forward pass over one sequence of `tokens` (default: the context).
+
+        `macs` is the paper's convention: head included, all T^2 pairs counted; `useful_macs` counts the T (T + 1) / 2 pairs
+        that causality needs.
+        """
+        tokens = self.context if tokens is None else tokens
+        head = tokens * self.width * self.padded_vocab_size
+        return {
+            "macs": self.depth * self.block_macs(tokens, tokens * tokens) + head,
+            "useful_macs": self.depth * self.block_macs(tokens, tokens * (tokens + 1) // 2) + head,
+        }
+
+
+class Block(nn.Module, ABC):
+    """One block: `forward` gives the update that the shell adds to h.
+
+    A child is built as `Block(config, impl)`, refuses an `impl` it does not have, and keeps the resolved name in `self.impl`.
+    """
+
+    impl: str
+
+    @abstractmethod
+    def forward(self, h: Float[Tensor, "B T d"], layout: Layout, state: Any = None) -> Float[Tensor, "B T d"]:
+        """The update of h; `state`, where given, holds the tokens of earlier calls and takes these."""
+
+    @abstractmethod
+    def new_state(self) -> Any:
+        """An empty state for generation: `reorder(rows)` keeps rows of the batch, `bytes` is its memory."""
+
+    @abstractmethod
+    def outputs(self) -> Iterable[nn.Linear]:
+        """The projections that write to h; their initial weights are scaled by 1 / sqrt(2 N)."""
+
+
+class ModelOutput(NamedTuple):
+    """Loss (float32 scalar, mean over supervised tokens), logits [B, T, V] and cache; None where not asked for."""
+
+    loss: Tensor | None
+    logits: Tensor | None
+    cache: Cache | None
+
+
+class Score(NamedTuple):
+    """Per predicted token, [B, T - 1]: NLL in nats (float32, 0 where unsupervised), argmax hit, and whether it counts."""
+
+    nll: Tensor
+    correct: Tensor
+    counted: Tensor
+
+
+class Cache:
+    """What generation keeps: one state an application of a block, and where each row's last document stands."""
+
+    def __init__(self, states: list[Any], batch_size: int) -> None:
+        self.states = states
+        self.batch_size = batch_size
+        self.length = 0
+        self._next_position: Tensor | None = None  # [B]: real tokens of the row's last document so far
+        self._last_document: Tensor | None = None  # [B]
+
+    @property
+    def bytes(self) -> int:
+        """Memory held by the states."""
+        return sum(state.bytes for state in self.states)
+
+    def reorder(self, rows: Int[Tensor, B]) -> None:
+        """Keep `rows` of the batch in that order (beam search)."""
+        for state in self.states:
+            state.reorder(rows)
+        self.batch_size = rows.shape[0]
+        if self._next_position is not None and self._last_document is not None:
+            self._next_position = self._next_position.index_select(0, rows)
+            self._last_document = self._last_document.index_select(0, rows)
+
+    def advance(self, document_ids: Tensor | None, mask: Tensor | None, like: Tensor) -> Int[Tensor, "B T"]:
+        """Take in the tokens of a call ([B, T] as `like`) and return their positions."""
+        batch, tokens = like.shape
+        if self._next_position is None or self._last_document is None:
+            self._next_position = like.new_zeros(batch)
+            self._last_document = like.new_zeros(batch) if document_ids is None else document_ids[:, 0]
+        if document_ids is None and mask is None:
+            positions = self._next_position[:, None] + torch.arange(tokens, device=like.device)
+            self._next_position = self._next_position + tokens
+        else:
+            last = self._last_document[:, None]
+            documents = last.expand(batch, tokens) if document_ids is None else document_ids
+            positions = positions_in_documents(documents, mask, last, self._next_position)
+            self._last_document = documents[:, -1]
+            real = 1 if mask is None else mask[:, -1].long()
+            self._next_position = positions[:, -1] + real
+        self.length += tokens
+        return positions
+
+
+class LanguageModel(nn.Module):
+    """A language model of one architecture; built by `tangolm.build_model`."""
+
+    def __init__(self, config: ModelConfig, block: type[Block], impl: str = "auto") -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.padded_vocab_size, config.width)
+        self.blocks = Depth([block(config, impl) for _ in range(1 if config.looped else config.depth)], config.depth)
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.impl: str = self.blocks[0].impl
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        labels: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        document_ids: Int[Tensor, "B T"] | None = None,
+        cache: Cache | None = None,
+        return_logits: bool | None = None,
+    ) -> ModelOutput:
+        """Logits, or the loss where labels are given.
+
+        Args:
+            input_ids: tokens below the vocabulary's size.
+            labels: aligned with `input_ids` and shifted inside; -100 is ignored, and so is a token whose predecessor is
+                padding or of another document.
+            attention_mask: [B, T], nonzero at real tokens, of the tokens of this call only.
+            document_ids: non-decreasing along a row; tokens of different documents do not see each other.
+            cache: from `new_cache`; this call goes on behind its tokens. Only under `torch.no_grad()`.
+            return_logits: None: only when there are no labels.
+
+        Raises:
+            ValueError: shapes that do not fit, a token outside the vocabulary, document ids that decrease.
+        """
+        mask = None if attention_mask is None else attention_mask.to(torch.bool)
+        if not torch.compiler.is_compiling():
+            self._check(input_ids, labels, mask, document_ids, cache)
+        hidden = self.hidden(input_ids, mask, document_ids, cache)
+        logits = self.logits(hidden) if labels is None or return_logits else None
+        loss = None
+        if labels is not None:
+            counted = supervised(labels, mask, document_ids)
+            loss = mean_nll(self.logits(hidden) if logits is None else logits, labels, counted)
+        return ModelOutput(loss, logits, cache)
+
+    def hidden(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        mask: Bool[Tensor, "B T"] | None = None,
+        document_ids: Int[Tensor, "B T"] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B T d"]:
+        """The normalised last hidden state, which the head multiplies by the embedding."""
+        if cache is not None:
+            positions = cache.advance(document_ids, mask, input_ids)
+        elif document_ids is None and mask is None:
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        else:
+            documents = torch.zeros_like(input_ids) if document_ids is None else document_ids
+            positions = positions_in_documents(documents, mask)
+        config = self.config
+        cos, sin = rope_tables(positions, config.head_width, config.rope_base, self.embedding.weight.dtype)
+        layout = Layout(cos, sin, document_ids, mask)
+        h = self.embedding(input_ids)
+        return self.norm(self.blocks(h, layout, None if cache is None else cache.states))
+
+    def logits(self, hidden: Float[Tensor, "... d"]) -> Float[Tensor, "... V"]:
+        """Scores of every token of the vocabulary; padding rows of the embedding give none."""
+        return F.linear(hidden, self.embedding.weight)[..., : self.config.vocab_size]
+
+    @torch.no_grad()
+    def score(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        labels: Int[Tensor, "B T"],
+        attention_mask: Tensor | None = None,
+        document_ids: Int[Tensor, "B T"] | None = None,
+        block: int = 1024,
+    ) -> Score:
+        """NLL and argmax hits token by token, without gradient; only `block` rows of logits exist at a time."""
+        mask = None if attention_mask is None else attention_mask.to(torch.bool)
+        if not torch.compiler.is_compiling():
+            self._check(input_ids, labels, mask, document_ids, None)
+        counted = supervised(labels, mask, document_ids)
+        hidden = self.hidden(input_ids, mask, document_ids)[:, :-1][counted]
+        targets = labels[:, 1:][counted]
+        nll = torch.zeros(counted.shape, dtype=torch.float32, device=hidden.device)
+        correct = torch.zeros_like(counted)
+        nlls, hits = [], []
+        for rows, target in zip(hidden.split(block), targets.split(block), strict=True):
+            logits = _wide(self.logits(rows))
+            nlls.append(F.cross_entropy(logits, target, reduction="none").to(torch.float32))
+            hits.append(logits.argmax(-1) == target)
+        if nlls:
+            nll[counted] = torch.cat(nlls)
+            correct[counted] = torch.cat(hits)
+        return Score(nll, correct, counted)
+
+    def new_cache(self, batch_size: int) -> Cache:
+        """An empty cache for `batch_size` rows.
+
+        Raises:
+            ValueError: a batch size below 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        return Cache([self.blocks.at(n).new_state() for n in range(self.config.depth)], batch_size)
+
+    def _check(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None,
+        mask: Tensor | None,
+        document_ids: Tensor | None,
+        cache: Cache | None,
+    ) -> None:
+        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+            raise ValueError(f"input_ids must be [B, T] with T at least 1, got {tuple(input_ids.shape)}")
+        if labels is not None and labels.shape != input_ids.shape:
+            raise ValueError(
+                f"labels must be aligned with input_ids {tuple(input_ids.shape)}, got {tuple(labels.shape)}"
+            )
+        check_documents(document_ids, mask, *input_ids.shape, mask_name="attention_mask")
+        if cache is not None and cache.batch_size != input_ids.shape[0]:
+            raise ValueError(
+                f"cache is for {cache.batch_size} rows, input_ids has {input_ids.shape[0]}; make another with new_cache"
+            )
+        # Elsewhere the range check would wait for the device at every step.
+        if input_ids.device.type == "cpu" and input_ids.numel():
+            low, high = int(input_ids.min()), int(input_ids.max())
+            if low < 0 or high >= self.config.vocab_size:
+                token = low if low < 0 else high
+                raise ValueError(f"input_ids holds {token}, outside the vocabulary of {self.config.vocab_size} tokens")
+
+
+def initialize(model: LanguageModel, seed: int) -> None:
+    """Draw the initial weights; the same for a seed on every device.
+
+    | parameter                                  | initial value                          |
+    |--------------------------------------------|----------------------------------------|
+    | embedding, matrices                        | N(0, init_std^2)                       |
+    | projections that write to h                | N(0, init_std^2 / (2 N)), N the depth  |
+    | norm weights, temperatures, other vectors  | as their module sets them (norms: 1)   |
+    """
+    generator = torch.Generator().manual_seed(seed)
+    std = model.config.init_std
+    scaled = {linear.weight for block in model.blocks for linear in block.outputs()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                scale = 1 / math.sqrt(2 * model.config.depth) if parameter in scaled else 1.0
+                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std * scale, generator=generator))
+
+
+def mean_nll(
+    logits: Float[Tensor, "B T V"], labels: Int[Tensor, "B T"], counted: Bool[Tensor, "B Tm1"]
+) -> Float[Tensor, " "]:
+    """Mean NLL in nats over the counted predictions, in at least float32; 0 where none counts."""
+    targets = labels[:, 1:].masked_fill(~counted, IGNORED)
+    predictions = _wide(logits[:, :-1]).flatten(0, 1)
+    nll = F.cross_entropy(predictions, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return nll / counted.sum().clamp(min=1)
+
+
+def supervised(
+    labels: Int[Tensor, "B T"],
+    attention_mask: Tensor | None = None,
+    document_ids: Int[Tensor, "B T"] | None = None,
+) -> Bool[Tensor, "B Tm1"]:
+    """Which of the T - 1 predictions count: the target is not -100, and it and its predecessor are real and of one document."""
+    counted = labels[:, 1:] != IGNORED
+    if attention_mask is not None:
+        mask = attention_mask.to(torch.bool)
+        counted = counted & mask[:, 1:] & mask[:, :-1]
+    if document_ids is not None:
+        counted = counted & (document_ids[:, 1:] == document_ids[:, :-1])
+    return counted
+
+
+def positions_in_documents(
+    document_ids: Int[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"] | None,
+    last_document: Int[Tensor, "B 1"] | None = None,
+    next_position: Int[Tensor, B] | None = None,
+) -> Int[Tensor, "B T"]:
+    """Each token's index among the real tokens of its document; a document may go on from an earlier call."""
+    real = torch.ones_like(document_ids) if mask is None else mask.long()
+    before = real.cumsum(1) - real
+    first = document_ids[:, :1] if last_document is None else last_document
+    previous = torch.cat([first.to(document_ids.dtype), document_ids[:, :-1]], dim=1)
+    # A document's first token in this call sets the count to subtract; one that goes on adds what it had.
+    start = -(torch.zeros_like(before[:, 0]) if next_position is None else next_position)[:, None]
+    base = torch.where(document_ids != previous, before, start).cummax(1).values
+    return before - base
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,138 @@
+"""Presets by name: `{family}-{tier}-d{depth}`, each as wide as the width rule makes it.
+
+The width rule: the target is the tier's total at d and the GPT-2 vocabulary (the mini tier: the non-embedding count of its
+TANGO); F is the multiple of the family's step that comes nearest. It gives every width of the paper's Table 3 for these
+families. Conventional: the geometry of the paper's Table 6, as printed there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tangolm.config import suggest
+from tangolm.models.base import ModelConfig
+from tangolm.models.tango import TangoConfig
+from tangolm.models.transformer import TransformerConfig
+
+GPT2_VOCABULARY = 50_257
+DEPTHS = (4, 8, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+    """Model width d, non-embedding target, and the vocabulary and context of a preset that is given none.
+
+    `coarse` is the width step of the families that do not step by heads.
+    """
+
+    width: int
+    target: int
+    coarse: int
+    vocab_size: int = GPT2_VOCABULARY
+    context: int = 8192
+
+
+def _target(total: int, width: int) -> int:
+    return total - GPT2_VOCABULARY * width
+
+
+TIERS = {
+    "mini": Tier(64, 401_538, coarse=4, vocab_size=257, context=256),
+    "70m": Tier(512, _target(70_000_000, 512), coarse=16),
+    "160m": Tier(768, _target(160_000_000, 768), coarse=16),
+    "410m": Tier(1024, _target(410_000_000, 1024), coarse=16),
+}
+
+# Paper Table 6: (tier, depth) -> d, F.
+CONVENTIONAL = {
+    ("70m", 4): (800, 2064),
+    ("70m", 8): (640, 1616),
+    ("70m", 16): (480, 1344),
+    ("160m", 4): (1376, 3664),
+    ("160m", 8): (1056, 2816),
+    ("160m", 16): (800, 2080),
+}
+
+
+def fit_width(make: Callable[[int], ModelConfig], target: int, step: int) -> ModelConfig:
+    """The configuration `make(F)` whose non-embedding count is nearest `target`, F a multiple of `step`.
+
+    Counts are linear in F, so two of them give the line.
+    """
+    one, two = (make(k * step).parameters()["non_embedding"] for k in (1, 2))
+    steps = 1 + (target - one) / (two - one)
+    near = [make(max(1, k) * step) for k in (int(steps), int(steps) + 1)]
+    return min(near, key=lambda config: abs(config.parameters()["non_embedding"] - target))
+
+
+def _tango(tier: Tier, **fields: Any) -> ModelConfig:
+    def make(gated_width: int) -> ModelConfig:
+        return TangoConfig(width=tier.width, gated_width=gated_width, **fields)
+
+    return fit_width(make, tier.target, make(tier.width).heads)
+
+
+def _transformer(tier: Tier, *, looped: bool, **fields: Any) -> ModelConfig:
+    def make(gated_width: int) -> ModelConfig:
+        return TransformerConfig(width=tier.width, gated_width=gated_width, looped=looped, **fields)
+
+    return fit_width(make, tier.target, make(1).heads if looped else tier.coarse)
+
+
+# Adding a family is a line here; each takes the tier and the common fields.
+FAMILIES: dict[str, Callable[..., ModelConfig]] = {
+    "tango": _tango,
+    "loop": lambda tier, **fields: _transformer(tier, looped=True, **fields),
+    "untied": lambda tier, **fields: _transformer(tier, looped=False, **fields),
+}
+
+
+def preset_names() -> list[str]:
+    """Every preset, families in order, tiers and depths inside."""
+    names = [f"{family}-{tier}-d{depth}" for family in FAMILIES for tier in TIERS for depth in DEPTHS]
+    return names + [f"conventional-{tier}-d{depth}" for tier, depth in CONVENTIONAL]
+
+
+def tier_of(width: int) -> str:
+    """The tier whose TANGO width is nearest, for defaults that go by size."""
+    return min(TIERS, key=lambda name: abs(TIERS[name].width - width))
+
+
+def preset(name: str, *, vocab_size: int | None = None, context: int | None = None, **overrides: Any) -> ModelConfig:
+    """The configuration of a preset; the data's vocabulary and context, and any field, override it.
+
+    Args:
+        name: such as "tango-70m-d4"; `preset_names()` lists all.
+        vocab_size, context: None: GPT-2's 50,257 and 8,192 (mini tier: 257 and 256).
+        overrides: fields of the architecture's configuration.
+
+    Raises:
+        ValueError: an unknown name, an unknown field, a value that the architecture refuses.
+    """
+    match = re.fullmatch(r"(.+)-([^-]+)-d(\d+)", name)
+    if name not in preset_names() or match is None:
+        if name.startswith("conventional-") and match and match[2] in TIERS:
+            raise ValueError(
+                f"preset {name!r}: the paper gives no conventional geometry there{suggest(name, preset_names())}"
+            )
+        raise ValueError(f"preset {name!r} is not known{suggest(name, preset_names())} `tangolm presets` lists all")
+    family, tier_name, depth = match[1], match[2], int(match[3])
+    tier = TIERS[tier_name]
+    fields: dict[str, Any] = {
+        "vocab_size": tier.vocab_size if vocab_size is None else vocab_size,
+        "context": tier.context if context is None else context,
+        "depth": depth,
+    }
+    if family == "conventional":
+        width, gated_width = CONVENTIONAL[tier_name, depth]
+        config: ModelConfig = TransformerConfig(width=width, gated_width=gated_width, looped=False, **fields)
+    else:
+        config = FAMILIES[family](tier, **fields)
+    known = {field.name for field in dataclasses.fields(config)} - {"architecture"}
+    for key in overrides:
+        if key not in known:
+            raise ValueError(f"preset {name!r} has no field {key!r}{suggest(key, known)}")
+    return dataclasses.replace(config, **overrides)

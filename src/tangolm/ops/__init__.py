@@ -1,0 +1,119 @@
+"""Pure functions on tensors: the gate averaging of TANGO, in several implementations behind one function.
+
+An implementation is a file and a line in `IMPLS`. Each takes query, key, gate, temperature, document ids and mask, the
+queries being the last T of the S sources, and returns the averages.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tangolm.config import suggest
+from tangolm.ops import chunked, reference
+from tangolm.ops.sources import Sources
+
+IMPLS = {"reference": reference.aggregate_gates, "chunked": chunked.aggregate_gates}
+
+__all__ = ["IMPLS", "Sources", "aggregate_gates", "available", "choose"]
+
+
+def available(impl: str) -> str | None:
+    """None where the implementation can run on this machine, else the reason why it cannot.
+
+    Raises:
+        ValueError: no implementation of that name.
+    """
+    if impl not in IMPLS:
+        raise ValueError(f"impl {impl!r} is not known{suggest(impl, ['auto', *IMPLS])}")
+    return None
+
+
+def choose(impl: str = "auto") -> str:
+    """The name of the implementation that `impl` runs; "auto" takes the fastest that this machine has.
+
+    Raises:
+        ValueError: an unknown name, or one that cannot run here.
+    """
+    if impl == "auto":
+        return "chunked"
+    reason = available(impl)
+    if reason is not None:
+        raise ValueError(f"impl {impl!r} cannot run here: {reason}; impl='auto' takes one that can")
+    return impl
+
+
+def aggregate_gates(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B T H D"],
+    gate: Float[Tensor, "B T H E"],
+    temperature: Float[Tensor, H],
+    *,
+    document_ids: Int[Tensor, "B T"] | None = None,
+    mask: Bool[Tensor, "B T"] | None = None,
+    state: Sources | None = None,
+    impl: str = "auto",
+) -> Float[Tensor, "B T H E"]:
+    """For each destination, the average of the gates of its sources, weighted by exp(temperature * <query, key>).
+
+    A source is visible to a destination that does not precede it, is of the same document, and where both are real.
+    Source: arXiv:2608.22117, the TANGO update.
+
+    Args:
+        query, key: unit vectors (RoPE applied), one a token and head.
+        gate: the gate vector that each source emits.
+        temperature: positive, one a head.
+        document_ids: which document each token is of, non-decreasing along T; None: one document.
+        mask: False at padding, which is neither source nor destination and gets zeros; None: all real.
+        state: sources of earlier calls to go on from; this call's sources are appended to it (inference only).
+        impl: "auto" or a key of `IMPLS`.
+
+    Returns:
+        The averages in the gate's dtype. Scores and weights are formed in at least float32.
+
+    Raises:
+        ValueError: shapes that do not fit, document ids that decrease, an implementation that cannot run.
+    """
+    if not torch.compiler.is_compiling():
+        _check(query, key, gate, temperature, document_ids, mask)
+    if state is not None:
+        key, gate, document_ids, mask = state.extend(key, gate, document_ids, mask)
+    return IMPLS[choose(impl)](query, key, gate, temperature, document_ids, mask)
+
+
+def _check(
+    query: Tensor, key: Tensor, gate: Tensor, temperature: Tensor, document_ids: Tensor | None, mask: Tensor | None
+) -> None:
+    if query.ndim != 4:
+        raise ValueError(f"query must be [B, T, H, D], got {tuple(query.shape)}")
+    batch, tokens, heads, _ = query.shape
+    if key.shape != query.shape:
+        raise ValueError(f"key must have the shape of query {tuple(query.shape)}, got {tuple(key.shape)}")
+    if gate.ndim != 4 or gate.shape[:3] != query.shape[:3]:
+        raise ValueError(f"gate must be [{batch}, {tokens}, {heads}, E], got {tuple(gate.shape)}")
+    if temperature.shape != (heads,):
+        raise ValueError(f"temperature must be [{heads}], one a head, got {tuple(temperature.shape)}")
+    check_documents(document_ids, mask, batch, tokens)
+
+
+def check_documents(
+    document_ids: Tensor | None, mask: Tensor | None, batch: int, tokens: int, mask_name: str = "mask"
+) -> None:
+    """Refuse document ids and masks that do not fit [batch, tokens].
+
+    Raises:
+        ValueError: another shape, a mask that is not boolean, ids that are not whole numbers or decrease.
+    """
+    if document_ids is not None:
+        if document_ids.shape != (batch, tokens):
+            raise ValueError(f"document_ids must be [{batch}, {tokens}], got {tuple(document_ids.shape)}")
+        if document_ids.dtype.is_floating_point or document_ids.dtype == torch.bool:
+            raise ValueError(f"document_ids must be whole numbers, got {document_ids.dtype}")
+        if tokens > 1 and bool((document_ids[:, 1:] < document_ids[:, :-1]).any()):
+            raise ValueError("document_ids must not decrease along a row; number the documents in the order they stand")
+    if mask is not None:
+        if mask.shape != (batch, tokens):
+            raise ValueError(f"{mask_name} must be [{batch}, {tokens}], got {tuple(mask.shape)}")
+        if mask.dtype != torch.bool:
+            raise ValueError(f"{mask_name} must be boolean (True at real tokens), got {mask.dtype}")
