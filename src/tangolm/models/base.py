@@ -159,7 +159,7 @@ class Cache:
         """Memory held by the states."""
         return sum(state.bytes for state in self.states)
 
-    def reorder(self, rows: Int[Tensor, B]) -> None:
+    def reorder(self, rows: Int[Tensor, " B"]) -> None:
         """Keep `rows` of the batch in that order (beam search)."""
         for state in self.states:
             state.reorder(rows)
@@ -371,7 +371,7 @@ def positions_in_documents(
     document_ids: Int[Tensor, "B T"],
     mask: Bool[Tensor, "B T"] | None,
     last_document: Int[Tensor, "B 1"] | None = None,
-    next_position: Int[Tensor, B] | None = None,
+    next_position: Int[Tensor, " B"] | None = None,
 ) -> Int[Tensor, "B T"]:
     """Each token's index among the real tokens of its document; a document may go on from an earlier call."""
     real = torch.ones_like(document_ids) if mask is None else mask.long()

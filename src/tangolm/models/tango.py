@@ -84,7 +84,7 @@ class TangoBlock(Block):
         return self.output(gates.flatten(2) * self.projection(x))
 
     @property
-    def temperature(self) -> Float[Tensor, H]:
+    def temperature(self) -> Float[Tensor, " H"]:
         """tau, one a head, in at least float32."""
         return self.log_temperature.to(torch.promote_types(self.log_temperature.dtype, torch.float32)).exp()
 

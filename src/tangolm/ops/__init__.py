@@ -48,7 +48,7 @@ def aggregate_gates(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B T H D"],
     gate: Float[Tensor, "B T H E"],
-    temperature: Float[Tensor, H],
+    temperature: Float[Tensor, " H"],
     *,
     document_ids: Int[Tensor, "B T"] | None = None,
     mask: Bool[Tensor, "B T"] | None = None,

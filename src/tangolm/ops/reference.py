@@ -17,7 +17,7 @@ def aggregate_gates(
     query: Float[Tensor, "B T H D"],
     key: Float[Tensor, "B S H D"],
     gate: Float[Tensor, "B S H E"],
-    temperature: Float[Tensor, H],
+    temperature: Float[Tensor, " H"],
     document_ids: Int[Tensor, "B S"] | None,
     mask: Bool[Tensor, "B S"] | None,
 ) -> Float[Tensor, "B T H E"]:

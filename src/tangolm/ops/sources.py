@@ -63,7 +63,7 @@ class Sources:
         keys, values = self._key[:, :, :total], self._value[:, :, :total]
         return keys.transpose(1, 2), values.transpose(1, 2), self._document_ids, self._mask
 
-    def reorder(self, rows: Int[Tensor, B]) -> None:
+    def reorder(self, rows: Int[Tensor, " B"]) -> None:
         """Keep `rows` of the batch in that order (beam search)."""
         for name in ("_key", "_value", "_document_ids", "_mask"):
             tensor = getattr(self, name)
