@@ -1,0 +1,46 @@
+"""Files that are whole or absent: written under a temporary name, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step; a crash leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """`write_text` of JSON data; numbers that are not finite are refused."""
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the file's contents are on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the folder's entries are on the disk (where the system allows to open a folder)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

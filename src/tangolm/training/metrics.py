@@ -1,0 +1,80 @@
+"""`metrics.jsonl`: one JSON object a line, each step once, whatever interruptions the run has seen.
+
+    {"kind": "train", "step": 1, "loss": .., "lr": .., "grad_norm": .., "tokens": .., "supervised_tokens": .., "samples": ..,
+     "seconds": .., "tokens_per_s": ..}
+    {"kind": "evaluation", "step": 1, "split": "dev", "nll": .., "nll_sum": .., "tokens": .., "accuracy": .., "best": true}
+
+In a train line `tokens` counts all positions of the update, `samples` the sequences seen so far, and `seconds` is the
+synchronised update alone, without data, evaluation and saving.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tangolm.training.durable import write_text
+
+WARMUP_UPDATES = 3  # the first updates of a process allocate, compile and fill caches; they say nothing about the rate
+
+
+class MetricsWriter:
+    """Appends records; each is flushed, so that a reader (or a killed run) loses a part of the last line at most."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk: a checkpoint must not be newer than its metrics."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All records; a last line that a killed run tore is dropped, a missing file is no records.
+
+    Raises:
+        ValueError: a line that is not a JSON object, other than a torn last one.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            if number == len(lines):  # without a newline behind it
+                break
+            raise ValueError(f"{path}, line {number} is not a JSON object: {line[:60]!r}; mend or delete it") from error
+        records.append(record)
+    return records
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Keep the records up to `step`: what follows is going to be written again."""
+    if path.exists():
+        kept = [record for record in read_metrics(path) if record["step"] <= step]
+        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def median_update_seconds(records: Iterable[Mapping[str, Any]]) -> float | None:
+    """Median duration of the updates in `records`, the first three left out where there are more; None without any."""
+    seconds = [record["seconds"] for record in records if record["kind"] == "train"]
+    settled = seconds[WARMUP_UPDATES:] or seconds
+    return statistics.median(settled) if settled else None

@@ -1,0 +1,334 @@
+"""The training loop: one process, one device.
+
+Each step takes the next `batch_size` sequences of an order that the data seed fixes. On a schedule of optimizer steps the
+development split is evaluated (without a trace in training) and a checkpoint saved; the one with the lowest development NLL
+and the last one are kept. A run goes on from any checkpoint to the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from tangolm.config import to_dict
+from tangolm.data.loader import Loader
+from tangolm.data.shards import Split
+from tangolm.evaluation.nll import evaluate
+from tangolm.models import LanguageModel, build_model
+from tangolm.training import checkpoint, environment
+from tangolm.training.checkpoint import State
+from tangolm.training.durable import write_json
+from tangolm.training.metrics import MetricsWriter, drop_after, median_update_seconds
+from tangolm.training.optim import build_optimizer, learning_rate
+from tangolm.training.progress import Display
+from tangolm.training.run import Budget, Run, RunConfig, check_same, open_data
+from tangolm.training.update import NonFinite, update
+
+EVALUATION_BATCH = 8
+
+
+class TrainingError(ValueError):
+    """A run that cannot go on as it is; the message says what would do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended.
+
+    Args:
+        folder: of the run.
+        ended: "finished" all steps, "stopped" after `stop_after`, or "interrupted" by a signal.
+        signal: number of that signal.
+        step, steps: done, and in all.
+        best_step, best_nll: of the lowest development NLL so far.
+        last_nll: of the last evaluation in this call.
+        median_update_seconds: of the synchronised updates of this call, without warm-up, data and evaluation.
+        message: one line for the user: how to go on.
+    """
+
+    folder: Path
+    ended: Literal["finished", "stopped", "interrupted"]
+    signal: int | None
+    step: int
+    steps: int
+    best_step: int | None
+    best_nll: float | None
+    last_nll: float | None
+    median_update_seconds: float | None
+    message: str
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects: 0, or 128 + the signal's number."""
+        return 0 if self.signal is None else 128 + self.signal
+
+
+def train(
+    config: RunConfig,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    stop_after: int | None = None,
+    progress: bool = True,
+) -> Result:
+    """Train a model, or go on training it.
+
+    Args:
+        config: of the run.
+        out: the run's folder. Without `resume` it must not hold a run yet.
+        resume: go on from the last whole checkpoint of this run; from the beginning if there is none.
+        stop_after: save and stop after so many steps of this call; the schedule stays that of the whole run.
+        progress: show what happens, on stderr.
+
+    Returns:
+        How it ended. SIGINT and SIGTERM end the step under way, save, and are in the result (main thread only); a second
+        one ends at once.
+
+    Raises:
+        ValueError: a configuration, data folder or run folder that does not fit; a shard or checkpoint that is damaged.
+        TrainingError: a loss, gradient or weight that is not finite; no checkpoint is made of it.
+    """
+    if stop_after is not None and stop_after < 1:
+        raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
+    if Run.exists(out):
+        if not resume:
+            raise ValueError(f"out {os.fspath(out)!r} already holds a run; go on with --resume, or name another folder")
+        check_same(config, to_dict(Run(out).config), f"the run in {os.fspath(out)!r}")
+    place = environment.choose(config)
+    splits = open_data(config, "train"), open_data(config, "dev")
+    budget = config.budget(splits[0].rows)
+    model = build_model(config.model, config.model_seed, config.impl).to(place.device)
+    run = Run.create(out, config)
+    trainer = Trainer(run, config, place, model, splits, budget)
+    return trainer.run_steps(trainer.begin(), stop_after, progress)
+
+
+class Trainer:
+    """The parts of a run in progress; `train` makes and drives one."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: RunConfig,
+        place: environment.Place,
+        model: LanguageModel,
+        splits: tuple[Split, Split],
+        budget: Budget,
+    ) -> None:
+        self.run, self.config, self.place, self.model, self.budget = run, config, place, model, budget
+        self.dev = splits[1]
+        self.loader = Loader(splits[0], config.batch_size, config.data_seed)
+        self.optimizer = build_optimizer(model, config.optimizer)
+        self.passes: Any = torch.compile(model) if config.compile else model
+        self.notes: list[str] = []
+        self.last_nll: float | None = None
+
+    def begin(self) -> State:
+        """Restore the last whole checkpoint of this run, or start at step 0; note what had to be passed over."""
+        root = self.run.checkpoints
+        checkpoint.clean(root)
+        state = State(
+            step=0,
+            samples=0,
+            tokens=0,
+            best_step=None,
+            best_nll=None,
+            run_id=self.config.run_id,
+            run=to_dict(self.config),
+        )
+        damaged: list[Path] = []
+        found = checkpoint.checkpoints(root)
+        for folder in reversed(found):
+            try:
+                check_same(self.config, checkpoint.read_state(folder).run, f"checkpoint {folder}")
+                restored = checkpoint.restore(folder, self.model, self.optimizer)
+            except checkpoint.CheckpointError as error:
+                damaged.append(folder)
+                self.notes.append(f"passed over: {error}")
+                continue
+            state = replace(restored, run=to_dict(self.config))
+            self.notes.append(f"going on from {folder.name}")
+            break
+        else:
+            if found:
+                raise checkpoint.CheckpointError(
+                    f"no whole checkpoint is left: {self.notes[0].removeprefix('passed over: ')}"
+                )
+        drop_after(self.run.metrics_path, state.step)
+        earlier = self.run.environment()
+        record = environment.describe(self.place, self.model.impl, state.step)
+        history = [*earlier.pop("earlier"), earlier] if earlier else []
+        write_json(self.run.folder / "environment.json", {**record, "earlier": history})
+        self.notes.append(f"{record['device']} ({record['device_name']}), {record['precision']}, impl {record['impl']}")
+        return state
+
+    def run_steps(self, state: State, stop_after: int | None, progress: bool) -> Result:
+        """Train from `state` to the end, to `stop_after` steps, or to a signal."""
+        steps = self.budget.steps
+        stop_at = steps if stop_after is None else min(steps, state.step + stop_after)
+        saved = state.step if checkpoint.newest(self.run.checkpoints) else None
+        records: list[dict[str, Any]] = []
+        metrics = MetricsWriter(self.run.metrics_path)
+        try:
+            with Signals() as signals, Display(steps, state.step, progress) as display:
+                for note in self.notes:
+                    display.note(note)
+                while state.step < stop_at and signals.received is None:
+                    state, record = self.step(state)
+                    metrics.write(record)
+                    records.append(record)
+                    display.step(record)
+                    if state.step % self.config.evaluation_steps(steps) == 0 or state.step == steps:
+                        state, evaluation = self.evaluate(state)
+                        metrics.write(evaluation)
+                        display.evaluation(evaluation)
+                    if (
+                        state.step % self.config.checkpoint_steps(steps) == 0
+                        or state.best_step == state.step
+                        or state.step == steps
+                    ):
+                        metrics.sync()
+                        self.save(state)
+                        saved = state.step
+                if saved != state.step:
+                    metrics.sync()
+                    self.save(state)
+                return self._result(state, signals.received, records)
+        finally:
+            metrics.close()
+
+    def step(self, state: State) -> tuple[State, dict[str, Any]]:
+        """One optimizer step; the state behind it and its record."""
+        config = self.config
+        number = state.step + 1
+        count = min(config.batch_size, self.budget.samples - state.samples)
+        batch = self.loader.batch(state.samples, count)
+        lr = learning_rate(config.optimizer, number, self.budget.steps)
+        self.place.synchronise()
+        started = time.perf_counter()
+        try:
+            done = update(
+                self.passes,
+                self.optimizer,
+                batch,
+                lr=lr,
+                clip=config.optimizer.clip,
+                micro_batch=config.micro_batch or config.batch_size,
+                device=self.place.device,
+                precision=self.place.autocast,
+            )
+        except NonFinite as error:
+            raise self._diverged(
+                number, f"{error} on samples {state.samples} to {state.samples + count - 1}"
+            ) from error
+        self.place.synchronise()
+        seconds = time.perf_counter() - started
+        tokens = batch.input_ids.numel()
+        state = replace(state, step=number, samples=state.samples + count, tokens=state.tokens + done.tokens)
+        return state, {
+            "kind": "train",
+            "step": number,
+            "loss": done.loss,
+            "lr": lr,
+            "grad_norm": done.grad_norm,
+            "tokens": tokens,
+            "supervised_tokens": done.tokens,
+            "samples": state.samples,
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds,
+        }
+
+    def evaluate(self, state: State) -> tuple[State, dict[str, Any]]:
+        """Development NLL; the state with the best so far, and the record."""
+        with self.place.autocast():
+            result = evaluate(self.model, self.dev, EVALUATION_BATCH, self.config.evaluation_rows, self.place.device)
+        if not math.isfinite(result.nll):
+            raise self._diverged(state.step, f"development NLL is {result.nll}")
+        best = state.best_nll is None or result.nll < state.best_nll
+        if best:
+            state = replace(state, best_step=state.step, best_nll=result.nll)
+        self.last_nll = result.nll
+        return state, {
+            "kind": "evaluation",
+            "step": state.step,
+            "split": "dev",
+            "nll": result.nll,
+            "nll_sum": result.nll_sum,
+            "tokens": result.tokens,
+            "accuracy": result.accuracy,
+            "best": best,
+        }
+
+    def save(self, state: State) -> None:
+        """Save a checkpoint, then remove all but it and the best one."""
+        for name, parameter in self.model.named_parameters():
+            # The loss of the next step would show it, but by then it would have been saved as good.
+            if not bool(parameter.isfinite().all()):
+                raise self._diverged(state.step, f"parameter {name} is not finite")
+        root = self.run.checkpoints
+        last = checkpoint.save(root, self.model, self.optimizer, state, self.config.tokenizer)
+        best = last if state.best_step is None else root / checkpoint.folder_name(state.best_step)
+        checkpoint.rotate(root, (last, best))
+
+    def _diverged(self, step: int, what: str) -> TrainingError:
+        good = checkpoint.newest(self.run.checkpoints)
+        last = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+        return TrainingError(
+            f"step {step}: {what}; the run stopped, {last}; try a lower optimizer.peak_lr or a longer optimizer.warmup "
+            "in another --out"
+        )
+
+    def _result(self, state: State, received: int | None, records: list[dict[str, Any]]) -> Result:
+        steps = self.budget.steps
+        ended: Literal["finished", "stopped", "interrupted"]
+        ended = "finished" if state.step == steps else "stopped" if received is None else "interrupted"
+        message = f"{ended} at step {state.step} of {steps}"
+        if ended != "finished":
+            message += f", saved; go on with: tangolm train --resume --out {self.run.folder}"
+        return Result(
+            folder=self.run.folder,
+            ended=ended,
+            signal=received if ended == "interrupted" else None,
+            step=state.step,
+            steps=steps,
+            best_step=state.best_step,
+            best_nll=state.best_nll,
+            last_nll=self.last_nll,
+            median_update_seconds=median_update_seconds(records),
+            message=message,
+        )
+
+
+class Signals:
+    """Remembers the first SIGINT or SIGTERM instead of dying of it; a second one acts as ever. Idle off the main thread."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
