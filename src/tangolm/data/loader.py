@@ -1,0 +1,105 @@
+"""Rows to batches. Sample k, counted over all epochs, is row `permutation(data_seed, epoch)[k % rows]` of its split.
+
+A loader's whole state is the number of the next sample: no buffer, no generator to save, the same for every architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tangolm.data.shards import Split
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of T tokens as int64 on the host.
+
+    `labels` are aligned with `input_ids`, -100 where a token is no target. `document_ids` number the documents of a row
+    from 0, an end token being the last of its own; None where documents are not masked from each other. `sample_ids` are
+    the rows of the split.
+    """
+
+    input_ids: Int[Tensor, "B T"]
+    labels: Int[Tensor, "B T"]
+    document_ids: Int[Tensor, "B T"] | None
+    sample_ids: Int[Tensor, "B"]
+
+
+class Loader:
+    """Shuffled batches of a split, epoch after epoch without a gap between them."""
+
+    def __init__(self, split: Split, batch_size: int, data_seed: int) -> None:
+        """
+        Raises:
+            ValueError: an empty split, a batch size below 1, a data seed outside 0 to 2**32 - 1.
+        """
+        _check(split, batch_size)
+        if not 0 <= data_seed < 2**32:
+            raise ValueError(f"data_seed must be 0 to {2**32 - 1}, got {data_seed}")
+        self.split, self.batch_size, self.data_seed = split, batch_size, data_seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    def row_of(self, sample: int) -> int:
+        """The row that sample `sample` reads: a pure function of the data seed, the split's size and `sample`."""
+        epoch, position = divmod(sample, self.split.rows)
+        if epoch not in self._orders:
+            if len(self._orders) > 1:  # a batch spans two epochs at most, unless the split is smaller than the batch
+                self._orders.clear()
+            # numpy's policy freezes RandomState's stream, unlike that of its newer generators.
+            self._orders[epoch] = np.random.RandomState([self.data_seed, epoch]).permutation(self.split.rows)
+        return int(self._orders[epoch][position])
+
+    def batch(self, start: int, count: int | None = None) -> Batch:
+        """Samples `start` to `start + count - 1`; `count` is the batch size unless given.
+
+        Raises:
+            ValueError: `start` below 0 or `count` below 1.
+        """
+        count = self.batch_size if count is None else count
+        if start < 0 or count < 1:
+            raise ValueError(f"batch needs start >= 0 and count >= 1, got start {start} and count {count}")
+        return _gather(self.split, [self.row_of(sample) for sample in range(start, start + count)])
+
+
+def evaluation_batches(split: Split, batch_size: int, limit_rows: int | None = None) -> Iterator[Batch]:
+    """The rows of a split in order, each once; the last batch may be shorter.
+
+    Args:
+        limit_rows: how many of the first rows to take; all where None.
+
+    Raises:
+        ValueError: an empty split, a batch size or a limit below 1.
+    """
+    _check(split, batch_size)
+    if limit_rows is not None and limit_rows < 1:
+        raise ValueError(f"limit_rows must be at least 1, got {limit_rows}")
+    return _in_order(split, batch_size, split.rows if limit_rows is None else min(limit_rows, split.rows))
+
+
+def _in_order(split: Split, batch_size: int, rows: int) -> Iterator[Batch]:
+    for start in range(0, rows, batch_size):
+        yield _gather(split, list(range(start, min(start + batch_size, rows))))
+
+
+def _check(split: Split, batch_size: int) -> None:
+    if split.rows < 1:
+        raise ValueError(f"split {split.name!r} of {str(split.folder)!r} has no rows; prepare it with more data")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def _gather(split: Split, rows: list[int]) -> Batch:
+    pairs = [split.row(row) for row in rows]
+    input_ids = torch.from_numpy(np.stack([tokens for tokens, _ in pairs]))
+    supervised = torch.from_numpy(np.stack([marks for _, marks in pairs]))
+    document_ids = None
+    if split.document_masking:
+        ends = (input_ids == split.end_token).long()
+        document_ids = ends.cumsum(dim=1) - ends
+    return Batch(input_ids, input_ids.masked_fill(~supervised, -100), document_ids, torch.tensor(rows))
