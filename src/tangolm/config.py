@@ -83,11 +83,8 @@ def override(config: T, assignments: Iterable[str], *, resolve: Resolve | None =
         *parents, last = path.strip().split(".")
         node: Any = data
         for parent in parents:
-            if not isinstance(node, dict) or parent not in node:
-                raise ConfigError(f"unknown key {path.strip()!r}{suggest(parent, node)}")
-            node = node[parent]
-        if not isinstance(node, dict) or last not in node:
-            raise ConfigError(f"unknown key {path.strip()!r}{suggest(last, node)}")
+            node = _child(node, parent, path)
+        _child(node, last, path)
         node[last] = _value(text.strip())
     return from_dict(type(config), data, resolve=resolve)
 
@@ -158,6 +155,14 @@ def _parse(hint: Any, value: Any, resolve: Resolve, where: str) -> Any:
     if hint is float and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value!r}")
     return value
+
+
+def _child(node: Any, key: str, path: str) -> Any:
+    if not isinstance(node, dict):
+        raise ConfigError(f"unknown key {path.strip()!r}; {key!r} is looked up in a plain value")
+    if key not in node:
+        raise ConfigError(f"unknown key {path.strip()!r}{suggest(key, node)}")
+    return node[key]
 
 
 def _value(text: str) -> Any:

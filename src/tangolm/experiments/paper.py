@@ -1,0 +1,115 @@
+"""The paper's figures (arXiv:2608.22117), as package data, and their comparison with our own counts.
+
+`paper_tables.json` holds every table that is at hand; a cell is a number, null, or an object with its spread or range.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tangolm.models import TangoConfig, preset
+from tangolm.models.presets import GPT2_VOCABULARY
+
+LONG = 8192
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure of the paper beside ours; equal after rounding ours to the digits that the paper prints."""
+
+    where: str
+    paper: float
+    ours: float
+    digits: int
+
+    @property
+    def equal(self) -> bool:
+        return round(self.ours, self.digits) == self.paper
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """Table number -> {"title", "rows"}."""
+    text = files("tangolm.experiments").joinpath("paper_tables.json").read_text(encoding="utf-8")
+    return json.loads(text)["tables"]
+
+
+def rows(table: int) -> list[dict[str, Any]]:
+    """The rows of a table.
+
+    Raises:
+        ValueError: a table that is not at hand.
+    """
+    if str(table) not in tables():
+        raise ValueError(f"table {table} is not at hand; there are {', '.join(tables())}")
+    return tables()[str(table)]["rows"]
+
+
+def count_comparisons() -> list[Comparison]:
+    """Every parameter figure of Tables 3, 6 and 9 and every operation count for the architectures that exist here."""
+    return [*_table_3(), *_table_6(), *_table_9(), *_operations()]
+
+
+def _table_3() -> list[Comparison]:
+    out = []
+    for row in rows(3):
+        tier, depth = row["tier"].lower(), row["depth"]
+        for family, key in (("tango", "tango_and_windowed"), ("loop", "loop"), ("untied", "untied")):
+            config = preset(f"{family}-{tier}-d{depth}")
+            where = f"Table 3, {row['tier']} depth {depth}, {family}"
+            out.append(Comparison(f"{where}: F", row[key], config.gated_width, 0))
+            out.append(Comparison(f"{where}: d", row["d"], config.width, 0))
+    # The end of a range is one architecture's count.
+    for tier, depth, end, family in (
+        ("70M", 4, "millions_max", "untied"),
+        ("70M", 8, "millions_min", "untied"),
+        ("70M", 8, "millions_max", "loop"),
+    ):
+        row = next(row for row in rows(3) if row["tier"] == tier and row["depth"] == depth)
+        ours = preset(f"{family}-{tier.lower()}-d{depth}").parameters()["non_embedding"] / 1e6
+        where = f"Table 3, {tier} depth {depth}, non-embedding {end.removeprefix('millions_')}imum, {family}"
+        out.append(Comparison(where, row["non_embedding_range"][end], ours, 3))
+    return out
+
+
+def _table_6() -> list[Comparison]:
+    out = []
+    for row in rows(6):
+        config = preset(f"conventional-{row['tier'].lower()}-d{row['depth']}")
+        counted = config.parameters()
+        where = f"Table 6, {row['tier']} depth {row['depth']}, conventional"
+        out += [
+            Comparison(f"{where}: heads", row["heads"], config.heads, 0),
+            Comparison(f"{where}: F/d", row["F_over_d"], config.gated_width / config.width, 3),
+            Comparison(f"{where}: non-embedding", row["non_embedding"], counted["non_embedding"], 0),
+            Comparison(f"{where}: total", row["total"], counted["total"], 0),
+        ]
+    return out
+
+
+def _table_9() -> list[Comparison]:
+    out = []
+    for row in rows(9):
+        config = TangoConfig(
+            vocab_size=GPT2_VOCABULARY, context=LONG, depth=4, width=row["tango_d"], gated_width=row["tango_F"]
+        )
+        where = f"Table 9, F/d {row['target_F_over_d']}, tango"
+        out += [
+            Comparison(f"{where}: heads", row["tango_heads"], config.heads, 0),
+            Comparison(f"{where}: F/d", row["tango_realized"], config.gated_width / config.width, 3),
+            Comparison(f"{where}: total", row["tango_params"]["millions"], config.parameters()["total"] / 1e6, 3),
+        ]
+    return out
+
+
+def _operations() -> list[Comparison]:
+    # The paper gives these two for 70M, depth 4, T 8,192, in 10^12 multiply-accumulates of a forward pass.
+    figures: list[tuple[str, float]] = [("tango-70m-d4", 9.44), ("loop-70m-d4", 1.94)]
+    return [
+        Comparison(f"operations, T 8,192, {name}", figure, preset(name, context=LONG).macs()["macs"] / 1e12, 2)
+        for name, figure in figures
+    ]
