@@ -6,6 +6,7 @@ loss = model(input_ids, labels=input_ids).loss
 """
 
 from tangolm import ops as ops
+from tangolm.models import TangoLayer as TangoLayer
 from tangolm.models import build_model as build_model
 from tangolm.models import load_model as load_model
 from tangolm.models import preset as preset

@@ -241,16 +241,8 @@ class LanguageModel(nn.Module):
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T d"]:
         """The normalised last hidden state, which the head multiplies by the embedding."""
-        if cache is not None:
-            positions = cache.advance(document_ids, mask, input_ids)
-        elif document_ids is None and mask is None:
-            positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        else:
-            documents = torch.zeros_like(input_ids) if document_ids is None else document_ids
-            positions = positions_in_documents(documents, mask)
-        config = self.config
-        cos, sin = rope_tables(positions, config.head_width, config.rope_base, self.embedding.weight.dtype)
-        layout = Layout(cos, sin, document_ids, mask)
+        dtype = self.embedding.weight.dtype
+        layout = layout_of(input_ids, mask, document_ids, cache, self.config, dtype)
         h = self.embedding(input_ids)
         return self.norm(self.blocks(h, layout, None if cache is None else cache.states))
 
@@ -332,14 +324,17 @@ def initialize(model: LanguageModel, seed: int) -> None:
     | projections that write to h                | N(0, init_std^2 / (2 N)), N the depth  |
     | norm weights, temperatures, other vectors  | as their module sets them (norms: 1)   |
     """
-    generator = torch.Generator().manual_seed(seed)
-    std = model.config.init_std
-    scaled = {linear.weight for block in model.blocks for linear in block.outputs()}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                scale = 1 / math.sqrt(2 * model.config.depth) if parameter in scaled else 1.0
-                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std * scale, generator=generator))
+    draw(model, list(model.blocks), model.config, torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def draw(module: nn.Module, blocks: list[Block], config: ModelConfig, generator: torch.Generator | None) -> None:
+    """Draw the matrices of `module`, which holds `blocks`; without a generator from torch's own."""
+    scaled = {linear.weight for block in blocks for linear in block.outputs()}
+    for parameter in module.parameters():
+        if parameter.ndim >= 2:
+            std = config.init_std / math.sqrt(2 * config.depth) if parameter in scaled else config.init_std
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
 
 
 def mean_nll(
@@ -365,6 +360,25 @@ def supervised(
     if document_ids is not None:
         counted = counted & (document_ids[:, 1:] == document_ids[:, :-1])
     return counted
+
+
+def layout_of(
+    like: Int[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"] | None,
+    document_ids: Int[Tensor, "B T"] | None,
+    cache: Cache | None,
+    config: ModelConfig,
+    dtype: torch.dtype,
+) -> Layout:
+    """Where the tokens of a call stand; `like` brings shape and device, and the cache takes the tokens in."""
+    if cache is not None:
+        positions = cache.advance(document_ids, mask, like)
+    elif document_ids is None and mask is None:
+        positions = torch.arange(like.shape[1], device=like.device)[None]
+    else:
+        documents = torch.zeros_like(like) if document_ids is None else document_ids
+        positions = positions_in_documents(documents, mask)
+    return Layout(*rope_tables(positions, config.head_width, config.rope_base, dtype), document_ids, mask)
 
 
 def positions_in_documents(
