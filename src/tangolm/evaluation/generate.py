@@ -68,18 +68,20 @@ def generate(
             given = None if bool(mask.all()) else mask.to(device)
             output = model(padded.to(device), attention_mask=given, cache=cache)
             rows = torch.arange(len(prompts))  # of the prompts, those in the cache
+            running = torch.ones(len(prompts), dtype=torch.bool)
             for step in range(max_new_tokens):
                 assert output.logits is not None
                 tokens = sampling.next_tokens(output.logits[:, -1], vocab_size, uniform[rows, step])
                 if stop_token is not None:
-                    left = (tokens != stop_token).nonzero()[:, 0]
-                    if len(left) < len(rows):
-                        rows, tokens = rows[left], tokens[left]
-                        cache.reorder(left.to(device))
-                for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                    running &= tokens != stop_token
+                left = running.nonzero()[:, 0]
+                for row, token in zip(rows[left].tolist(), tokens[left].tolist(), strict=True):
                     results[row].append(token)
-                if step + 1 == max_new_tokens or len(rows) == 0:
+                if step + 1 == max_new_tokens or len(left) == 0:
                     break
+                if 2 * len(left) <= len(rows):  # worth a copy of what the cache holds
+                    rows, running, tokens = rows[left], running[left], tokens[left]
+                    cache.reorder(left.to(device))
                 output = model(tokens[:, None].to(device), cache=cache)
     finally:
         model.train(training)
