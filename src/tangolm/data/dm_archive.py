@@ -6,14 +6,16 @@ Nothing is unpacked: a tarball is read as a stream, twice (the test questions mu
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO
 
 from tangolm.config import suggest
 from tangolm.data.dm_shim import LEVELS, MAX_ANSWER, MAX_QUESTION
@@ -44,25 +46,26 @@ def read_archive(
     passed = Counter(too_long=0, in_test=0, held_out=0)
     test: set[bytes] = set()
     seen: dict[str, set[str]] = {folder: set() for folder in ("interpolate", *FOLDERS)}
-    for folder, module, pairs in _files(source, ("interpolate",)):
-        _note(seen, folder, module)
-        if not modules or module in modules:
-            kept = []
-            for question, answer in pairs:
-                if _too_long(question, answer):
-                    passed["too_long"] += 1
-                    continue
-                if len(kept) == counts["test"]:
-                    break
-                kept.append((question, answer))
-                test.add(_hash(question))
-            spill.append("test", module, kept)
-            progress(spill.total, 0, "reading interpolate")
-    for folder, module, pairs in _files(source, FOLDERS):
-        _note(seen, folder, module)
-        if not modules or module in modules:
-            _training(spill, folder, module, pairs, test, counts, passed)
-            progress(spill.total, 0, f"reading {folder}")
+    with _readable(source):
+        for folder, module, pairs in _files(source, ("interpolate",)):
+            _note(seen, folder, module)
+            if not modules or module in modules:
+                kept = []
+                for question, answer in pairs:
+                    if _too_long(question, answer):
+                        passed["too_long"] += 1
+                        continue
+                    if len(kept) == counts["test"]:
+                        break
+                    kept.append((question, answer))
+                    test.add(_hash(question))
+                spill.append("test", module, kept)
+                progress(spill.total, 0, "reading interpolate")
+        for folder, module, pairs in _files(source, FOLDERS):
+            _note(seen, folder, module)
+            if not modules or module in modules:
+                _training(spill, folder, module, pairs, test, counts, passed)
+                progress(spill.total, 0, f"reading {folder}")
     _check(seen, modules, source)
     return {"passed_over": dict(passed)}
 
@@ -148,8 +151,11 @@ def _folder_files(source: Path, folders: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def _tar_files(source: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, str, Iterator[tuple[str, str]]]]:
-    try:
-        with tarfile.open(source, "r|*") as archive:
+    # gzip checks the sum behind the data, which tarfile's own reader of a compressed stream does not.
+    with source.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        with gzip.open(raw) if packed else raw as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 where = f"{source}:{member.name}"
                 path = PurePosixPath(member.name)
@@ -161,12 +167,20 @@ def _tar_files(source: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, st
                 if member.isfile() and match is not None and path.parent.name in folders and len(path.parts) <= 3:
                     file = archive.extractfile(member)
                     assert file is not None
-                    yield path.parent.name, match[1], _pairs(file, where)  # pyright: ignore[reportArgumentType]
+                    yield path.parent.name, match[1], _pairs(file, where)
+            while stream.read(2**20):
+                pass
+
+
+@contextmanager
+def _readable(source: Path) -> Iterator[None]:
+    try:
+        yield
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"source {str(source)!r} is no readable archive ({error}); fetch it again") from error
+        raise ValueError(f"source {str(source)!r} is damaged or no archive ({error}); fetch it again") from error
 
 
-def _pairs(file: BinaryIO, where: str) -> Iterator[tuple[str, str]]:
+def _pairs(file: IO[bytes], where: str) -> Iterator[tuple[str, str]]:
     number = 1
     while line := file.readline(LONGEST_LINE):
         question = _text(line, where, number)

@@ -22,13 +22,13 @@ from itertools import islice
 
 from tangolm.config import suggest
 from tangolm.data import dm_shim
-from tangolm.data.dm_shim import LEVELS
+from tangolm.data.dm_shim import LEVELS, Example
 from tangolm.data.dm_spill import Spill
 from tangolm.data.source import Progress
 
 CHUNK = 16  # examples a task: some 0.1 s of work
 Task = tuple[str, str, str, tuple[int, ...]]  # split, module, level, indices
-Drawn = list[tuple[str, str, int]]  # question, answer, longer ones passed over
+Drawn = list[Example]
 
 # What the generator drew when this was recorded: other versions may draw another stream, and then say so.
 RECORDED = {
@@ -66,7 +66,7 @@ def generate(
         ValueError: a source that has too few different questions; a worker process that died.
     """
     total = len(modules) * (counts["test"] + counts["dev"] + len(LEVELS) * counts["train"])
-    passed = Counter(too_long=0, in_test=0, in_dev_or_test=0)
+    passed = Counter(too_long=0, failed=0, in_test=0, in_dev_or_test=0)
     held: set[bytes] = set()
 
     def fill(split: str, wanted: dict[tuple[str, str], list[int]], limit: int, reason: str) -> None:
@@ -77,8 +77,8 @@ def generate(
             for (_, module, level, _), drawn in run(_tasks(split, wanted)):
                 source = f"{module}-{level}" if split == "train" else module
                 kept = []
-                for question, answer, skipped in drawn:
-                    passed["too_long"] += skipped
+                for question, answer, too_long, failed in drawn:
+                    passed.update(too_long=too_long, failed=failed)
                     if _hash(question) in held:
                         passed[reason] += 1
                         short[module, level] += 1
@@ -112,12 +112,13 @@ def golden_digest() -> str:
     with dm_shim.generators_kept():
         for level in ("hard", "interpolate"):
             for module in dm_shim.samplers(level):
-                digest.update("{}\n{}\n{}\n".format(*dm_shim.example(0, "golden", module, level, 0)).encode())
+                drawn = dm_shim.example(0, "golden", module, level, 0)
+                digest.update(f"{drawn.question}\n{drawn.answer}\n{drawn.too_long}\n".encode())
     return digest.hexdigest()
 
 
 def _stream(drawn: Drawn) -> str:
-    if drawn[0][0] == RECORDED["sha256"]:
+    if drawn[0].question == RECORDED["sha256"]:
         return "as recorded"
     text = f"differs from the one recorded with sympy {RECORDED['sympy']}, numpy {RECORDED['numpy']}"
     warnings.warn(f"the stream of generated questions {text}; results on them compare with no others", stacklevel=2)
@@ -133,7 +134,7 @@ def _tasks(split: str, wanted: dict[tuple[str, str], list[int]]) -> Iterator[Tas
 def _draw(task: Task, seed: int) -> Drawn:
     split, module, level, indices = task
     if split == "golden":
-        return [(golden_digest(), "", 0)]
+        return [Example(golden_digest(), "", 0, 0)]
     with dm_shim.generators_kept():
         return [dm_shim.example(seed, split, module, level, index) for index in indices]
 

@@ -21,13 +21,23 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 LEVELS = ("easy", "medium", "hard")
 MAX_QUESTION, MAX_ANSWER = 160, 30  # characters; longer ones are drawn again, as the package does
+MAX_FAILURES = 10  # draws of one example that may fail
 PACKAGES = ("mathematics_dataset", "sympy", "numpy")
+
+
+class Example(NamedTuple):
+    """A question, its answer, and the draws before it that were longer than the caps or that the package failed in."""
+
+    question: str
+    answer: str
+    too_long: int
+    failed: int
 
 
 class _SortedSet(frozenset[str]):
@@ -125,10 +135,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Call
             yield prefix + name, value
 
 
-def example(seed: int, split: str, module: str, level: str, index: int) -> tuple[str, str, int]:
-    """The question and answer that these five values name, and how many longer ones were drawn before it.
+def example(seed: int, split: str, module: str, level: str, index: int) -> Example:
+    """The example that these five values name.
 
     Sets the global generators of `random`, numpy and sympy: call it inside `generators_kept`.
+
+    Raises:
+        ValueError: the package fails again and again, as it would with a sympy or numpy that it cannot use.
     """
     make = samplers(level)[module]
     key = hashlib.sha256(f"{seed}/{split}/{module}/{level}/{index}".encode()).digest()
@@ -136,13 +149,21 @@ def example(seed: int, split: str, module: str, level: str, index: int) -> tuple
     np.random.seed(np.frombuffer(key[8:24], dtype=">u4").astype(np.uint32))
     _sympy_random().seed(int.from_bytes(key[24:], "big"))
     _forget_factors()
-    skipped = 0
+    too_long = failed = 0
     while True:
-        problem = make()
-        question, answer = str(problem.question), str(problem.answer)
+        try:
+            problem = make()
+            question, answer = str(problem.question), str(problem.answer)
+        except Exception as error:  # its samplers have rare dead ends, such as an assertion on a sum of rounded numbers
+            failed += 1
+            if failed > MAX_FAILURES:
+                raise ValueError(
+                    f"module {module!r} cannot be drawn ({error!r}); install the sympy and numpy of constraints.txt"
+                ) from error
+            continue
         if len(question) <= MAX_QUESTION and len(answer) <= MAX_ANSWER:
-            return question, answer, skipped
-        skipped += 1
+            return Example(question, answer, too_long, failed)
+        too_long += 1
 
 
 @contextmanager

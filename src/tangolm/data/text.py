@@ -207,7 +207,9 @@ def _parts(files: list[_File], split: str, options: TextOptions, by_position: bo
 
 
 def _character(file: _File, position: int) -> int:
-    """The first byte of the UTF-8 character that holds the byte at `position`."""
+    """The first byte of the UTF-8 character that holds the byte at `position`; the end of the file is its own."""
+    if position >= file.size:
+        return file.size
     with file.path.open("rb") as stream:
         for back in range(min(4, position)):
             stream.seek(position - back)
