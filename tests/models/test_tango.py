@@ -8,13 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tangolm.models.layers import Layout, rope_tables
+from tangolm.models.layers import Application, Layout, rope_tables
 from tests.models.tiny import assert_equal, build, livelier
 
 
 def layout(tokens: int, dtype: torch.dtype = torch.float64) -> Layout:
-    cos, sin = rope_tables(torch.arange(tokens)[None], 32, 10_000.0, dtype)
-    return Layout(cos, sin, None, None)
+    positions = torch.arange(tokens)[None]
+    return Layout(positions, rope_tables(positions, 32, 10_000.0, dtype), None, None)
+
+
+FIRST = Application(0)
 
 
 def block_by_loops(block: torch.nn.Module, h: torch.Tensor) -> torch.Tensor:
@@ -22,7 +25,7 @@ def block_by_loops(block: torch.nn.Module, h: torch.Tensor) -> torch.Tensor:
     heads, tokens = block.heads, h.shape[0]
     x = h / (h.square().mean(-1, keepdim=True) + block.norm.eps).sqrt() * block.norm.weight
     q, k = (w.weight @ x.T for w in (block.query, block.key))
-    g, u = F.silu(block.gate.weight @ x.T), block.projection.weight @ x.T
+    g, u = F.silu(block.sets[0].gate.weight @ x.T), block.sets[0].projection.weight @ x.T
     channels = g.shape[0] // heads
     out = torch.zeros(tokens, g.shape[0], dtype=h.dtype)
 
@@ -41,7 +44,7 @@ def block_by_loops(block: torch.nn.Module, h: torch.Tensor) -> torch.Tensor:
             weights = weights / weights.sum()
             mean = sum(weight * g[span, j] for j, weight in enumerate(weights))
             out[i, span] = mean * u[span, i]
-    return out @ block.output.weight.T
+    return out @ block.sets[0].output.weight.T
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
@@ -49,7 +52,7 @@ def test_block_equals_the_equations(impl: str) -> None:
     block = livelier(build("tango", impl)).double().blocks[0]
     h = torch.randn(11, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert_equal(block(h[None], layout(11))[0], block_by_loops(block, h), 1e-10)
+        assert_equal(block(h[None], layout(11), FIRST)[0], block_by_loops(block, h), 1e-10)
 
 
 def test_one_token_is_a_swiglu_feed_forward() -> None:
@@ -57,8 +60,8 @@ def test_one_token_is_a_swiglu_feed_forward() -> None:
     h = torch.randn(1, 1, 64, dtype=torch.float64)
     with torch.no_grad():
         x = block.norm(h)
-        swiglu = block.output(F.silu(block.gate(x)) * block.projection(x))
-        assert_equal(block(h, layout(1)), swiglu, 1e-12)
+        swiglu = block.sets[0].output(F.silu(block.sets[0].gate(x)) * block.sets[0].projection(x))
+        assert_equal(block(h, layout(1), FIRST), swiglu, 1e-12)
 
 
 def test_linear_in_the_destination_with_a_diagonal_core() -> None:
@@ -67,15 +70,15 @@ def test_linear_in_the_destination_with_a_diagonal_core() -> None:
     block = model.blocks[0]
     h = torch.randn(1, 6, 64, dtype=torch.float64)
     with torch.no_grad():
-        base = block(h, layout(6))
-        u = block.projection.weight.clone()
-        block.projection.weight.copy_(-2.5 * u)
-        assert_equal(block(h, layout(6)), -2.5 * base, 1e-12)
+        base = block(h, layout(6), FIRST)
+        u = block.sets[0].projection.weight.clone()
+        block.sets[0].projection.weight.copy_(-2.5 * u)
+        assert_equal(block(h, layout(6), FIRST), -2.5 * base, 1e-12)
         # One channel alone reaches the output only through its own column of W_o.
-        block.projection.weight.zero_()
-        block.projection.weight[7] = u[7]
-        alone = block(h, layout(6))
-        column = block.output.weight[:, 7]
+        block.sets[0].projection.weight.zero_()
+        block.sets[0].projection.weight[7] = u[7]
+        alone = block(h, layout(6), FIRST)
+        column = block.sets[0].output.weight[:, 7]
         assert torch.linalg.matrix_rank(alone[0], tol=1e-9) == 1
         assert_equal(alone[0] @ column[:, None] * column / column.square().sum(), alone[0], 1e-9)
 

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tangolm.models.depth import Depth
-from tangolm.models.layers import Layout, RMSNorm, rope_tables
+from tangolm.models.layers import Application, Layout, RMSNorm, rope_tables
 from tangolm.ops import check_documents
 
 IGNORED = -100
@@ -36,13 +36,11 @@ class ModelConfig(ABC):
         context: L, tokens a training sequence has; the length at which operations are counted.
         depth: N, applications of a block.
         looped: one block applied N times, or N blocks.
-        width: d, a multiple of `head_width`.
+        width: d.
         gated_width: F, channels of the gated (or feed-forward) product.
-        head_width: channels of a head's query and key.
         vocab_multiple: the embedding gets rows up to a multiple of this (for speed); the added ones are never logits.
         norm_eps: added to the mean square in RMSNorm.
         init_std: standard deviation of initial weights.
-        rope_base: base of RoPE's frequencies.
     """
 
     architecture: str
@@ -52,28 +50,30 @@ class ModelConfig(ABC):
     looped: bool
     width: int
     gated_width: int
-    head_width: int = 32
     vocab_multiple: int = 1
     norm_eps: float = 1e-6
     init_std: float = 0.02
-    rope_base: float = 10_000.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "depth", "width", "gated_width", "head_width", "vocab_multiple"):
+        self.at_least_one("vocab_size", "context", "depth", "width", "gated_width", "vocab_multiple")
+        self.positive("norm_eps", "init_std")
+
+    def at_least_one(self, *names: str) -> None:
+        """Refuse fields below 1."""
+        for name in names:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("norm_eps", "init_std", "rope_base"):
+
+    def positive(self, *names: str) -> None:
+        """Refuse fields that are not above 0."""
+        for name in names:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.head_width % 2:
-            raise ValueError(f"head_width must be even (RoPE turns pairs), got {self.head_width}")
-        if self.width % self.head_width:
-            raise ValueError(f"width must be a multiple of head_width {self.head_width}, got {self.width}")
 
     @property
-    def heads(self) -> int:
-        """H = d / head_width."""
-        return self.width // self.head_width
+    @abstractmethod
+    def rope(self) -> tuple[int, float] | None:
+        """Channels that RoPE turns and the base of its frequencies; None: no RoPE."""
 
     @property
     def padded_vocab_size(self) -> int:
@@ -107,6 +107,39 @@ class ModelConfig(ABC):
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadsConfig(ModelConfig):
+    """An architecture with RoPE heads and a gated width that may rotate.
+
+    Args:
+        head_width: D, channels of a head's query and key; d is a multiple of it.
+        rope_base: base of RoPE's frequencies.
+        segments: equal parts of the gated width, of which an application computes one (`rotating`); 1: all of it.
+    """
+
+    head_width: int = 32
+    rope_base: float = 10_000.0
+    segments: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least_one("head_width", "segments")
+        self.positive("rope_base")
+        if self.head_width % 2:
+            raise ValueError(f"head_width must be even (RoPE turns pairs), got {self.head_width}")
+        if self.width % self.head_width:
+            raise ValueError(f"width must be a multiple of head_width {self.head_width}, got {self.width}")
+
+    @property
+    def heads(self) -> int:
+        """H = d / head_width."""
+        return self.width // self.head_width
+
+    @property
+    def rope(self) -> tuple[int, float]:
+        return self.head_width, self.rope_base
+
+
 class Block(nn.Module, ABC):
     """One block: `forward` gives the update that the shell adds to h.
 
@@ -116,7 +149,9 @@ class Block(nn.Module, ABC):
     impl: str
 
     @abstractmethod
-    def forward(self, h: Float[Tensor, "B T d"], layout: Layout, state: Any = None) -> Float[Tensor, "B T d"]:
+    def forward(
+        self, h: Float[Tensor, "B T d"], layout: Layout, application: Application, state: Any = None
+    ) -> Float[Tensor, "B T d"]:
         """The update of h; `state`, where given, holds the tokens of earlier calls and takes these."""
 
     @abstractmethod
@@ -198,6 +233,7 @@ class LanguageModel(nn.Module):
         self.blocks = Depth([block(config, impl) for _ in range(1 if config.looped else config.depth)], config.depth)
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.impl: str = self.blocks[0].impl
+        self._rotation: int | None = 0
 
     def forward(
         self,
@@ -244,7 +280,20 @@ class LanguageModel(nn.Module):
         dtype = self.embedding.weight.dtype
         layout = layout_of(input_ids, mask, document_ids, cache, self.config, dtype)
         h = self.embedding(input_ids)
-        return self.norm(self.blocks(h, layout, None if cache is None else cache.states))
+        return self.norm(self.blocks(h, layout, self._rotation, None if cache is None else cache.states))
+
+    def rotate(self, offset: int | None) -> None:
+        """Which segment of a rotating width application n takes from now on: (n + offset) mod segments; None: all of them.
+
+        Raises:
+            ValueError: a model whose width does not rotate.
+        """
+        segments = getattr(self.config, "segments", 1)
+        if segments == 1:
+            raise ValueError(
+                f"rotate: this {self.config.architecture} model has no segments; build it with segments above 1"
+            )
+        self._rotation = None if offset is None else offset % segments
 
     def logits(self, hidden: Float[Tensor, "... d"]) -> Float[Tensor, "... V"]:
         """Scores of every token of the vocabulary; padding rows of the embedding give none."""
@@ -378,7 +427,8 @@ def layout_of(
     else:
         documents = torch.zeros_like(like) if document_ids is None else document_ids
         positions = positions_in_documents(documents, mask)
-    return Layout(*rope_tables(positions, config.head_width, config.rope_base, dtype), document_ids, mask)
+    rope = None if config.rope is None else rope_tables(positions, *config.rope, dtype)
+    return Layout(positions, rope, document_ids, mask)
 
 
 def positions_in_documents(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tangolm.models.layers import Layout
+from tangolm.models.layers import Application, Layout
 
 if TYPE_CHECKING:
     from tangolm.models.base import Block
@@ -31,10 +31,10 @@ class Depth(nn.Module):
         return self[n % len(self.blocks)]
 
     def forward(
-        self, h: Float[Tensor, "B T d"], layout: Layout, states: list[Any] | None = None
+        self, h: Float[Tensor, "B T d"], layout: Layout, rotation: int | None, states: list[Any] | None = None
     ) -> Float[Tensor, "B T d"]:
         for n in range(self.applications):
-            h = h + self.at(n)(h, layout, None if states is None else states[n])
+            h = h + self.at(n)(h, layout, Application(n, rotation), None if states is None else states[n])
         return h
 
     def __getitem__(self, index: int) -> Block:

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tangolm.models.base import Cache, draw, layout_of
+from tangolm.models.layers import Application
 from tangolm.models.tango import TangoBlock, TangoConfig
 from tangolm.ops import check_documents
 
@@ -76,7 +77,7 @@ class TangoLayer(nn.Module):
             check_documents(document_ids, mask, *h.shape[:2], mask_name="attention_mask")
         like = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
         layout = layout_of(like, mask, document_ids, cache, self.config, h.dtype)
-        return self.block(h, layout, None if cache is None else cache.states[0])
+        return self.block(h, layout, Application(0), None if cache is None else cache.states[0])
 
     def new_cache(self, batch_size: int) -> Cache:
         """An empty cache for one application of the layer."""

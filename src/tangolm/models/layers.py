@@ -31,18 +31,29 @@ class RMSNorm(nn.Module):
 class Layout:
     """Where the tokens of one call stand; the same for every application of a block.
 
-    `cos` and `sin` are [B or 1, T, 1, D/2]; `document_ids` and `mask` are [B, T] or None.
+    `positions` [B or 1, T] count the real tokens of each document from 0; `tables` are RoPE's cosines and sines, each
+    [B or 1, T, 1, D/2], or None; `document_ids` and `mask` are [B, T] or None.
     """
 
-    cos: Tensor
-    sin: Tensor
+    positions: Int[Tensor, "B T"]
+    tables: tuple[Tensor, Tensor] | None
     document_ids: Int[Tensor, "B T"] | None
     mask: Bool[Tensor, "B T"] | None
 
     def rope(self, x: Float[Tensor, "B T H D"]) -> Float[Tensor, "B T H D"]:
         """Rotate by the tokens' positions, in the tables' dtype (at least float32)."""
-        first, second = x.to(self.cos.dtype).chunk(2, dim=-1)
-        return torch.cat([first * self.cos - second * self.sin, second * self.cos + first * self.sin], dim=-1)
+        assert self.tables is not None
+        cos, sin = self.tables
+        first, second = x.to(cos.dtype).chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+@dataclass(frozen=True)
+class Application:
+    """Which application of the depth this is: `index` n from 0, and the `rotation` offset (None: all segments)."""
+
+    index: int
+    rotation: int | None = 0
 
 
 def rope_tables(

@@ -69,14 +69,14 @@ def fit_width(make: Callable[[int], ModelConfig], target: int, step: int) -> Mod
 
 
 def _tango(tier: Tier, **fields: Any) -> ModelConfig:
-    def make(gated_width: int) -> ModelConfig:
+    def make(gated_width: int) -> TangoConfig:
         return TangoConfig(width=tier.width, gated_width=gated_width, **fields)
 
     return fit_width(make, tier.target, make(tier.width).heads)
 
 
 def _transformer(tier: Tier, *, looped: bool, **fields: Any) -> ModelConfig:
-    def make(gated_width: int) -> ModelConfig:
+    def make(gated_width: int) -> TransformerConfig:
         return TransformerConfig(width=tier.width, gated_width=gated_width, looped=looped, **fields)
 
     return fit_width(make, tier.target, make(1).heads if looped else tier.coarse)

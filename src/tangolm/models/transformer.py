@@ -19,19 +19,26 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tangolm.config import suggest
-from tangolm.models.base import Block, ModelConfig
-from tangolm.models.layers import Layout, RMSNorm, split_heads
+from tangolm.models.base import Block, HeadsConfig
+from tangolm.models.layers import Application, Layout, RMSNorm, split_heads
+from tangolm.models.rotating import Segments
 from tangolm.ops import Sources
 from tangolm.ops.reference import visible
 
 ATTENTION = ("sdpa", "reference")
+PACKED_MULTIPLE = 128  # channels of the feed-forward
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(ModelConfig):
+class TransformerConfig(HeadsConfig):
     """Transformer++; `looped` tells the Loop Transformer++ from the Untied one."""
 
     architecture: Literal["transformer"] = "transformer"
+
+    @property
+    def segmented(self) -> Segments:
+        """The feed-forward width in its segments."""
+        return Segments(self.segments, 1, self.gated_width, PACKED_MULTIPLE)
 
     def block_parameters(self) -> int:
         d = self.width
@@ -39,7 +46,7 @@ class TransformerConfig(ModelConfig):
 
     def block_macs(self, tokens: int, pairs: int) -> int:
         d = self.width
-        return tokens * (3 * d * self.gated_width + 4 * d * d) + pairs * 2 * d
+        return tokens * (3 * d * self.segmented.active_width + 4 * d * d) + pairs * 2 * d
 
 
 class TransformerBlock(Block):
@@ -48,7 +55,7 @@ class TransformerBlock(Block):
     def __init__(self, config: TransformerConfig, impl: str = "auto") -> None:
         super().__init__()
         d, width = config.width, config.gated_width
-        self.heads = config.heads
+        self.heads, self.segments = config.heads, config.segmented
         if impl != "auto" and impl not in ATTENTION:
             raise ValueError(
                 f"impl {impl!r} is not an implementation of attention{suggest(impl, ['auto', *ATTENTION])}"
@@ -65,7 +72,7 @@ class TransformerBlock(Block):
         self.down = nn.Linear(width, d, bias=False)
 
     def forward(
-        self, h: Float[Tensor, "B T d"], layout: Layout, state: Sources | None = None
+        self, h: Float[Tensor, "B T d"], layout: Layout, application: Application, state: Sources | None = None
     ) -> Float[Tensor, "B T d"]:
         x = self.attention_norm(h)
         value = split_heads(self.value(x), self.heads)
@@ -77,7 +84,9 @@ class TransformerBlock(Block):
         attended = attention(query, key, value, document_ids, mask, self.impl)
         a = self.attention_output(attended.flatten(2))
         z = self.feed_forward_norm(h + a)
-        return a + self.down(F.silu(self.gate(z)) * self.up(z))
+        segment = self.segments.active(application)
+        gate, up = (F.linear(z, self.segments.rows(matrix.weight, segment)) for matrix in (self.gate, self.up))
+        return a + F.linear(F.silu(gate) * up, self.segments.columns(self.down.weight, segment))
 
     def new_state(self) -> Sources:
         return Sources()
