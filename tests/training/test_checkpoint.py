@@ -134,7 +134,7 @@ def test_full_disk_leaves_nothing_that_looks_whole(
             full(path, path.read_bytes())
 
         monkeypatch.setattr(f"{module}.save_file", save)
-    with pytest.raises(CheckpointError, match="No space left on device.*--resume"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*--resume"):
         train(run.config, run.folder, resume=True, progress=False)
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000004"]
     assert {path.name: path.read_bytes() for path in run.last().iterdir()} == before

@@ -63,7 +63,7 @@ def test_warm_up_longer_than_the_run_is_refused() -> None:
     ],
 )
 def test_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"^{field} must be"):
+    with pytest.raises(ValueError, match=f"^{field} must be"):
         OptimizerConfig(**{"peak_lr": 1e-3, field: value})  # type: ignore[arg-type]
 
 

@@ -32,7 +32,7 @@ class OptimizerConfig:
         final_fraction: last learning rate over the peak.
 
     Raises:
-        ConfigError: a value out of range.
+        ValueError: a value out of range.
     """
 
     peak_lr: float
@@ -132,4 +132,4 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
 
 def _require(holds: bool, name: str, value: object, what: str) -> None:
     if not holds:
-        raise ConfigError(f"{name} must be {what}, got {value!r}")
+        raise ValueError(f"{name} must be {what}, got {value!r}")
