@@ -34,28 +34,40 @@ PACKED_MULTIPLE = 16  # channels of a head
 
 
 @dataclass(frozen=True, kw_only=True)
-class TangoConfig(HeadsConfig):
-    """TANGO; `gated_width` F is a multiple of the heads.
+class AveragingConfig(HeadsConfig):
+    """An architecture whose sources are averaged by TANGO's weights; `gated_width` F is a multiple of the heads.
 
     Args:
         initial_temperature: tau before training.
+    """
+
+    looped: bool = True
+    initial_temperature: float = 12.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("initial_temperature")
+        if self.gated_width % self.heads:
+            raise ValueError(f"gated_width must be a multiple of the {self.heads} heads, got {self.gated_width}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TangoConfig(AveragingConfig):
+    """TANGO.
+
+    Args:
         sets: k triples (W_g, W_u, W_o) of width F each.
         set_schedule: which set each application takes, counted from 0; None: the first application the first set, the last
             the last, those between them the sets between in order (three sets: all the middle one).
     """
 
     architecture: Literal["tango"] = "tango"
-    looped: bool = True
-    initial_temperature: float = 12.0
     sets: int = 1
     set_schedule: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.at_least_one("sets")
-        self.positive("initial_temperature")
-        if self.gated_width % self.heads:
-            raise ValueError(f"gated_width must be a multiple of the {self.heads} heads, got {self.gated_width}")
         if self.sets > 1 and not self.looped:
             raise ValueError(f"sets must be 1 where looped is false (each block has its own), got {self.sets}")
         if self.set_schedule is not None and len(self.set_schedule) != self.depth:
@@ -96,35 +108,25 @@ class GatedSet(nn.Module):
         self.output = nn.Linear(gated_width, width, bias=False)
 
 
-class TangoBlock(Block):
-    """The TANGO update of h."""
+class AveragingBlock(Block):
+    """Queries, keys and temperatures, and the average of what the sources emit."""
 
-    def __init__(self, config: TangoConfig, impl: str = "auto") -> None:
+    def __init__(self, config: AveragingConfig, impl: str) -> None:
         super().__init__()
         d = config.width
-        self.heads, self.schedule, self.segments = config.heads, config.schedule, config.segmented
+        self.heads = config.heads
         self.impl = ops.choose(impl)
         self.norm = RMSNorm(d, config.norm_eps)
         self.query = nn.Linear(d, d, bias=False)
         self.key = nn.Linear(d, d, bias=False)
-        self.sets = nn.ModuleList(GatedSet(d, config.gated_width) for _ in range(config.sets))
         self.log_temperature = nn.Parameter(torch.full((self.heads,), math.log(config.initial_temperature)))
 
-    def forward(
-        self, h: Float[Tensor, "B T d"], layout: Layout, application: Application, state: Any = None
-    ) -> Float[Tensor, "B T d"]:
-        x = self.norm(h)
-        own, segment = self.set_of(application), self.segments.active(application)
-        gate = F.silu(F.linear(x, self.segments.rows(own.gate.weight, segment)))
-        gates = self.aggregate(
-            layout.rope(unit(split_heads(self.query(x), self.heads))),
-            layout.rope(unit(split_heads(self.key(x), self.heads))),
-            split_heads(gate, self.heads),
-            layout,
-            state,
-        )
-        u = F.linear(x, self.segments.rows(own.projection.weight, segment))
-        return F.linear(gates.flatten(2) * u, self.segments.columns(own.output.weight, segment))
+    def average(
+        self, x: Float[Tensor, "B T d"], emitted: Float[Tensor, "B T C"], layout: Layout, state: Any
+    ) -> Float[Tensor, "B T C"]:
+        """For each destination the average of the vectors that its sources emit, head by head."""
+        query, key = (layout.rope(unit(split_heads(matrix(x), self.heads))) for matrix in (self.query, self.key))
+        return self.aggregate(query, key, split_heads(emitted, self.heads), layout, state).flatten(2)
 
     def aggregate(
         self, query: Tensor, key: Tensor, gate: Tensor, layout: Layout, state: Any
@@ -141,10 +143,6 @@ class TangoBlock(Block):
             impl=self.impl,
         )
 
-    def set_of(self, application: Application) -> GatedSet:
-        """The triple that an application takes."""
-        return cast(GatedSet, self.sets[self.schedule[application.index]])
-
     @property
     def temperature(self) -> Float[Tensor, " H"]:
         """tau, one a head, in at least float32."""
@@ -152,6 +150,29 @@ class TangoBlock(Block):
 
     def new_state(self) -> Any:
         return ops.Sources()
+
+
+class TangoBlock(AveragingBlock):
+    """The TANGO update of h."""
+
+    def __init__(self, config: TangoConfig, impl: str = "auto") -> None:
+        super().__init__(config, impl)
+        self.schedule, self.segments = config.schedule, config.segmented
+        self.sets = nn.ModuleList(GatedSet(config.width, config.gated_width) for _ in range(config.sets))
+
+    def forward(
+        self, h: Float[Tensor, "B T d"], layout: Layout, application: Application, state: Any = None
+    ) -> Float[Tensor, "B T d"]:
+        x = self.norm(h)
+        own, segment = self.set_of(application), self.segments.active(application)
+        gate = F.silu(F.linear(x, self.segments.rows(own.gate.weight, segment)))
+        mean = self.average(x, gate, layout, state)
+        u = F.linear(x, self.segments.rows(own.projection.weight, segment))
+        return F.linear(mean * u, self.segments.columns(own.output.weight, segment))
+
+    def set_of(self, application: Application) -> GatedSet:
+        """The triple that an application takes."""
+        return cast(GatedSet, self.sets[self.schedule[application.index]])
 
     def outputs(self) -> Iterable[nn.Linear]:
         return [cast(GatedSet, own).output for own in self.sets]
