@@ -22,8 +22,6 @@ LATER = {
     27: "several processes",
     30: "several processes",
     31: "JSON lines",
-    32: "datasets of one's own",
-    33: "datasets of one's own",
 }
 
 

@@ -268,7 +268,7 @@ def test_every_field_changes_something(family: str) -> None:
     other = {
         "vocab_size": 90,
         "context": 65,
-        "depth": 3,
+        "depth": config.depth + 1,
         "looped": not config.looped,
         "width": 128,
         "gated_width": 96,
@@ -280,7 +280,8 @@ def test_every_field_changes_something(family: str) -> None:
         "initial_temperature": 3.0,
         "segments": 2,
         "sets": 2,
-        "set_schedule": (0, 1),
+        "set_schedule": (1, 0, 2) if family == "tango-3-sets" else (0, 1),
+        "controller_width": 16,
     }
     ids = tokens(1, 40) % 90
 
@@ -365,7 +366,11 @@ def build_model_on_meta(config: object) -> LanguageModel:
 @families
 @pytest.mark.parametrize("looped", [True, False])
 def test_operations_equal_counted(family: str, looped: bool) -> None:
-    config = tiny(family, depth=3, looped=looped, vocab_multiple=64)
+    try:
+        config = tiny(family, depth=3, looped=looped, vocab_multiple=64)
+    except ValueError as error:
+        assert "looped" in str(error)  # noqa: PT017  several sets are of looped models only
+        return
     model = build_model(config, impl="reference")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(tokens(1, CONTEXT))

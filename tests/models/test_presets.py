@@ -14,11 +14,8 @@ def test_every_name_builds_and_meets_its_target() -> None:
     for name in names:
         config = preset(name)
         tier = TIERS[name.split("-")[-2]]
-        if name.startswith("conventional"):
-            assert (
-                abs(config.parameters()["total"] / tier.width - 1) >= 0
-            )  # its geometry is the paper's, see test_paper
-            continue
+        if name.startswith(("conventional", "specialist")):
+            continue  # the paper's own geometry, and the packed width: tested by name here and in test_paper
         error = abs(config.parameters()["non_embedding"] / tier.target - 1)
         assert error < 0.006, f"{name} misses its target by {error:.2%}"
 
@@ -43,6 +40,17 @@ def test_known_mini_widths() -> None:
     assert preset("tango-mini-d4").gated_width == 2048
     assert preset("tango-mini-d4").parameters()["non_embedding"] == 401_538
     assert preset("untied-mini-d8").gated_width == 176
+
+
+def test_known_widths_of_variants() -> None:
+    assert preset("compact-tango-70m-d4").gated_width == 41_168
+    assert preset("specialist-tango-70m-d8").gated_width == 368 * 16
+    assert preset("specialist-loop-70m-d8").gated_width == 5632
+    assert preset("specialist-untied-70m-d8").gated_width == 640
+    for family in ("tango", "loop", "untied"):
+        dense, rotating = preset(f"{family}-70m-d8"), preset(f"rotating-{family}-70m-d8")
+        assert dense.parameters() == rotating.parameters()
+        assert rotating.macs() == preset(f"specialist-{family}-70m-d8").macs()
 
 
 def test_a_target_below_one_step_takes_one_step() -> None:

@@ -13,10 +13,14 @@ VOCABULARY = 97
 CONTEXT = 64
 
 
+# Where depth 2 and width 48 would leave a part unused.
+OTHERWISE: dict[str, dict[str, object]] = {"tango-3-sets": {"depth": 3}}
+
+
 def tiny(family: str, **overrides: object) -> ModelConfig:
     """Depth 2, width 64, vocabulary 97."""
     config = preset(f"{family}-mini-d4", vocab_size=VOCABULARY, context=CONTEXT)
-    return dataclasses.replace(config, **{"depth": 2, "gated_width": 48, **overrides})
+    return dataclasses.replace(config, **{"depth": 2, "gated_width": 48, **OTHERWISE.get(family, {}), **overrides})
 
 
 def build(family: str, impl: str = "auto", seed: int = 0, **overrides: object) -> LanguageModel:
@@ -44,5 +48,6 @@ def assert_equal(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1
     assert error <= tolerance, f"differs by {error:.2e} of the largest value"
 
 
-EVERY = sorted(FAMILIES)
+# A specialist is another width of an architecture that is here already.
+EVERY = sorted(family for family in FAMILIES if not family.startswith("specialist"))
 assert EVERY

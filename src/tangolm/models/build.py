@@ -7,11 +7,13 @@ from typing import Any
 
 from tangolm.config import ConfigError, suggest
 from tangolm.models.base import Block, LanguageModel, ModelConfig, initialize
+from tangolm.models.compact import CompactTangoBlock, CompactTangoConfig
 from tangolm.models.tango import TangoBlock, TangoConfig
 from tangolm.models.transformer import TransformerBlock, TransformerConfig
 
 MODELS: dict[str, tuple[type[ModelConfig], type[Block]]] = {
     "tango": (TangoConfig, TangoBlock),
+    "compact-tango": (CompactTangoConfig, CompactTangoBlock),
     "transformer": (TransformerConfig, TransformerBlock),
 }
 

@@ -14,11 +14,13 @@ from typing import Any
 
 from tangolm.config import suggest
 from tangolm.models.base import ModelConfig
-from tangolm.models.tango import TangoConfig
+from tangolm.models.compact import CompactTangoConfig
+from tangolm.models.tango import AveragingConfig, TangoConfig
 from tangolm.models.transformer import TransformerConfig
 
 GPT2_VOCABULARY = 50_257
 DEPTHS = (4, 8, 16)
+SEGMENTS = 5  # of the rotating models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +70,9 @@ def fit_width(make: Callable[[int], ModelConfig], target: int, step: int) -> Mod
     return min(near, key=lambda config: abs(config.parameters()["non_embedding"] - target))
 
 
-def _tango(tier: Tier, **fields: Any) -> ModelConfig:
-    def make(gated_width: int) -> TangoConfig:
-        return TangoConfig(width=tier.width, gated_width=gated_width, **fields)
+def _tango(tier: Tier, kind: type[AveragingConfig] = TangoConfig, **fields: Any) -> ModelConfig:
+    def make(gated_width: int) -> AveragingConfig:
+        return kind(width=tier.width, gated_width=gated_width, **fields)  # type: ignore[call-arg]
 
     return fit_width(make, tier.target, make(tier.width).heads)
 
@@ -82,11 +84,34 @@ def _transformer(tier: Tier, *, looped: bool, **fields: Any) -> ModelConfig:
     return fit_width(make, tier.target, make(1).heads if looped else tier.coarse)
 
 
+def _rotating(family: str) -> Callable[..., ModelConfig]:
+    return lambda tier, **fields: dataclasses.replace(FAMILIES[family](tier, **fields), segments=SEGMENTS)
+
+
+def _specialist(family: str) -> Callable[..., ModelConfig]:
+    """The model that is as wide as the active segment of the rotating one."""
+
+    def build(tier: Tier, **fields: Any) -> ModelConfig:
+        rotating = _rotating(family)(tier, **fields)
+        assert isinstance(rotating, TangoConfig | TransformerConfig)
+        return dataclasses.replace(rotating, segments=1, gated_width=rotating.segmented.active_width)
+
+    return build
+
+
 # Adding a family is a line here; each takes the tier and the common fields.
 FAMILIES: dict[str, Callable[..., ModelConfig]] = {
     "tango": _tango,
+    "tango-3-sets": lambda tier, **fields: _tango(tier, sets=3, **fields),
+    "compact-tango": lambda tier, **fields: _tango(tier, CompactTangoConfig, **fields),
     "loop": lambda tier, **fields: _transformer(tier, looped=True, **fields),
     "untied": lambda tier, **fields: _transformer(tier, looped=False, **fields),
+    "rotating-tango": _rotating("tango"),
+    "rotating-loop": _rotating("loop"),
+    "rotating-untied": _rotating("untied"),
+    "specialist-tango": _specialist("tango"),
+    "specialist-loop": _specialist("loop"),
+    "specialist-untied": _specialist("untied"),
 }
 
 

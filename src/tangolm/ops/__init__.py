@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tangolm.config import suggest
 from tangolm.ops import chunked, reference
 from tangolm.ops.sources import Sources
 
@@ -26,7 +25,7 @@ def available(impl: str) -> str | None:
         ValueError: no implementation of that name.
     """
     if impl not in IMPLS:
-        raise ValueError(f"impl {impl!r} is not known{suggest(impl, ['auto', *IMPLS])}")
+        raise ValueError(f"impl {impl!r} is not known; known: auto, {', '.join(IMPLS)}")
     return None
 
 
