@@ -1,0 +1,121 @@
+"""Finished weights of the gate averaging, tile by tile: how a T x S triangle is cut, and the softmax of one cut.
+
+Destinations come in blocks of rows, heads in groups small enough that a tile [heads, rows, sources] stays in the cache.
+Heads of all batch rows share one index, batch * H + head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tangolm.ops import reference
+
+# Weights in a tile that holds several heads: 2 MB in float32, what two cores keep in their second-level caches.
+TILE = 1 << 19
+# Destinations whose weights the backward keeps at once, for one group of heads: a source's gradient is then the sum of few
+# products. Longer sequences keep an eighth, so that a bfloat16 sum is rounded eight times at most.
+STRIP = 1024
+
+
+def block_rows(queries: int) -> int:
+    """Destinations in a tile: many for the matrix product, few against T, since half the diagonal square is waste."""
+    return 256 if queries >= 1024 else 128 if queries > 256 else 64
+
+
+class Tiles:
+    """The operands of one call, laid out for tiles: scaled queries and keys, head-major, in the dtype of the scores."""
+
+    def __init__(
+        self, query: Tensor, key: Tensor, temperature: Tensor, document_ids: Tensor | None, mask: Tensor | None
+    ) -> None:
+        self.batch, self.queries, self.heads, width = query.shape
+        self.sources = key.shape[1]
+        self.past = self.sources - self.queries  # sources before the first destination
+        self.block = block_rows(self.queries)
+        self.strip_rows = max(STRIP, -(-self.queries // 8)) // self.block * self.block
+        fit = max(1, TILE // (self.block * self.sources))
+        # A group is a part of one batch row, or whole rows.
+        self.group = min(fit, self.heads) if fit < 2 * self.heads else min(fit // self.heads, self.batch) * self.heads
+        self.size = self.group * self.block * self.sources
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        scaled = query.to(dtype) * temperature.to(dtype)[:, None]
+        self.query = scaled.transpose(1, 2).reshape(-1, self.queries, width)  # [B * H, T, D]
+        self.key = key.to(dtype).transpose(1, 2).reshape(-1, self.sources, width)  # [B * H, S, D]
+        self._document_ids, self._mask = document_ids, mask
+        self._later = torch.ones((self.block, self.block), dtype=torch.bool, device=query.device).triu(1)
+        self._never = torch.finfo(dtype).min  # finite: a row without any source must not give 0/0
+        self._scores, self._weights = self.query.new_empty(self.size), self.query.new_empty(self.size)
+        self._first = self._first_sources()
+
+    @property
+    def skips(self) -> bool:
+        """Whether tiles may begin after the first source."""
+        return bool(self._first)
+
+    def groups(self) -> Iterator[tuple[int, int]]:
+        """Ranges of heads whose tiles are formed together."""
+        span = max(self.group, self.heads)
+        for row in range(0, self.batch * self.heads, span):
+            end = min(row + span, self.batch * self.heads)
+            yield from ((head, min(head + self.group, end)) for head in range(row, end, self.group))
+
+    def rows(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
+        """Blocks of destinations."""
+        last = self.queries if last is None else last
+        return ((top, min(top + self.block, last)) for top in range(first, last, self.block))
+
+    def first(self, head: int, top: int) -> int:
+        """The first source that the block of destinations from `top` on can see."""
+        return self._first[head // self.heads][top // self.block] if self._first else 0
+
+    def end(self, head: int, bottom: int, last: int) -> int:
+        """The end of the blocks, up to `last`, that see any source before the end of the block that ends at `bottom`."""
+        end = bottom
+        while end < last and self.first(head, end) < self.past + bottom:
+            end = min(end + self.block, last)
+        return end
+
+    def weights(self, heads: tuple[int, int], top: int, bottom: int) -> tuple[int, Tensor]:
+        """The first source of a tile, and its weights [heads, rows, sources up to the last destination].
+
+        They stay valid until the next call.
+        """
+        low, high = heads
+        rows = slice(low // self.heads, (high - 1) // self.heads + 1)
+        first = min(self.first(row * self.heads, top) for row in range(rows.start, rows.stop))
+        last = self.past + bottom
+        shape = (high - low, bottom - top, last - first)
+        scores, weights = self.tile(self._scores, shape), self.tile(self._weights, shape)
+        torch.bmm(self.query[low:high, top:bottom], self.key[low:high, first:last].transpose(1, 2), out=scores)
+        if self._document_ids is None and self._mask is None:
+            scores[:, :, -shape[1] :].masked_fill_(self._later[: shape[1], : shape[1]], self._never)
+            return first, torch.softmax(scores, -1, out=weights)
+        ids = None if self._document_ids is None else self._document_ids[rows, first:last]
+        mask = None if self._mask is None else self._mask[rows, first:last]
+        hidden = ~reference.visible(shape[1], shape[2], ids, mask, scores.device)
+        by_row = (rows.stop - rows.start, -1, *shape[1:])
+        scores.view(by_row).masked_fill_(hidden[:, None], self._never)
+        torch.softmax(scores, -1, out=weights)
+        if mask is not None:
+            weights.view(by_row).masked_fill_(~mask[:, None, -shape[1] :, None], 0.0)
+        return first, weights
+
+    def softmax_backward(self, grad: Tensor, weights: Tensor) -> Tensor:
+        """The gradient of the scores, weights * (grad - rowsum(weights * grad)); valid until the next tile."""
+        out = self.tile(self._scores, weights.shape)
+        grad = grad.to(weights.dtype)
+        return torch.ops.aten._softmax_backward_data.out(grad, weights, -1, weights.dtype, grad_input=out)
+
+    @staticmethod
+    def tile(buffer: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+        """The start of a flat buffer as a contiguous tensor of that shape."""
+        return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
+
+    def _first_sources(self) -> list[list[int]]:
+        if self._document_ids is None or self._document_ids.device.type != "cpu":
+            return []  # reading ids back from an accelerator would wait for it
+        ids = self._document_ids.contiguous()
+        return torch.searchsorted(ids, ids[:, self.past :: self.block].contiguous()).tolist()
