@@ -40,10 +40,10 @@ arrows: install
 	$(BIN)/lint-imports --no-logo
 
 test-fast: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
-test: install  ## every test
-	$(BIN)/python -m pytest
+test: install  ## every test, one process a core
+	$(BIN)/python -m pytest -n auto
 
 cases: install  ## the test behind each situation of docs/cases.md; fails where one is missing
 	$(BIN)/python -m tests.cases
