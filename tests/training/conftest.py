@@ -30,7 +30,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny(sums: Path) -> Callable[..., RunConfig]:
     def make(*overrides: str, data: Path = sums, preset: str = "tango-mini-d4", **fields: Any) -> RunConfig:
-        fields = {"batch_size": 4, "device": "cpu", "impl": "reference", **fields}
+        fields = {"batch_size": 4, "device": "cpu", **fields}
         if not any(name in fields for name in ("steps", "tokens", "epochs")):
             fields["steps"] = 12
         return run_config(preset, data, [*TINY, *overrides], **fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import shutil
 import signal
@@ -19,8 +20,11 @@ import torch
 
 from tangolm.config import ConfigError
 from tangolm.data.loader import Batch, Loader
+from tangolm.models import LanguageModel
 from tangolm.training import Run, RunConfig, TrainingError, checkpoint, train
 from tangolm.training import trainer as trainer_module
+from tangolm.training.durable import locked
+from tangolm.training.metrics import MetricsWriter
 from tests.training.sums import prepare_sums, same_bits, weights
 
 Make = Callable[..., RunConfig]
@@ -224,6 +228,49 @@ def test_a_run_is_not_overwritten(tiny: Make, tmp_path: Path) -> None:
         train(tiny(), tmp_path / "run", progress=False)
 
 
+def test_somebody_elses_folder_is_left_alone(tiny: Make, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds 'notes\.txt' and no run"):
+        train(tiny(), tmp_path, progress=False)
+    with pytest.raises(ValueError, match="is a file; name a folder"):
+        train(tiny(), tmp_path / "notes.txt", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_one_process_a_run(tiny: Make, tmp_path: Path) -> None:
+    run = Run(train(tiny(), tmp_path / "run", stop_after=1, progress=False).folder)
+    with locked(run.folder), pytest.raises(ValueError, match="is being written by another process"):
+        train(tiny(), run.folder, resume=True, progress=False)
+    assert train(tiny(), run.folder, resume=True, progress=False).ended == "finished"
+
+
+def test_full_disk_under_the_metrics(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: MetricsWriter, record: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    straight = Run(train(tiny(), tmp_path / "straight", progress=False).folder)
+    run = Run(train(tiny(), tmp_path / "run", stop_after=4, progress=False).folder)
+    monkeypatch.setattr(MetricsWriter, "write", full)
+    with pytest.raises(TrainingError, match=r"No space left on device; mend that and go on with --resume"):
+        train(tiny(), run.folder, resume=True, progress=False)
+    monkeypatch.undo()
+    assert train(tiny(), run.folder, resume=True, progress=False).ended == "finished"
+    assert timeless(run) == timeless(straight)
+    assert same_bits(weights(run.last()), weights(straight.last()))
+
+
+def test_a_rotating_width_turns_with_the_steps(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turned: list[int | None] = []
+    rotate = LanguageModel.rotate
+    monkeypatch.setattr(LanguageModel, "rotate", lambda self, offset: turned.append(offset) or rotate(self, offset))
+    config = tiny("model.segments=3", steps=4, evaluate_every=2)
+    straight = Run(train(config, tmp_path / "straight", progress=False).folder)
+    assert turned == [1, 2, 0, 3, 4, 0]
+    train(config, tmp_path / "parts", stop_after=3, progress=False)
+    parts = Run(train(config, tmp_path / "parts", resume=True, progress=False).folder)
+    assert same_bits(weights(parts.last()), weights(straight.last()))
+
+
 def test_resume_before_the_first_checkpoint_starts_over(tiny: Make, tmp_path: Path) -> None:
     config = tiny()
     straight = Run(train(config, tmp_path / "straight", progress=False).folder)
@@ -267,9 +314,11 @@ SLOW = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_signal_saves_and_says_how_to_go_on(tiny: Make, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    config = tiny(steps=100, evaluate_every=50)
+    config = tiny(steps=60, evaluate_every=30)
     straight = Run(train(config, tmp_path / "straight", progress=False).folder)
     run = Run.create(tmp_path / "run", config)
     child = subprocess.Popen(
@@ -284,9 +333,9 @@ def test_signal_saves_and_says_how_to_go_on(tiny: Make, tmp_path: Path, number: 
     finally:
         child.kill()
     assert child.returncode == code, shown
-    assert re.search(rf"interrupted at step \d+ of 100, saved; go on with: .*--resume --out {run.folder}", said)
+    assert re.search(rf"interrupted at step \d+ of 60, saved; go on with: .*--resume --out {run.folder}", said)
     state = checkpoint.verify(run.last())
-    assert 3 <= state.step < 100
+    assert 3 <= state.step < 60
     assert len(losses(run)) == state.step
     assert train(config, run.folder, resume=True, progress=False).ended == "finished"
     assert losses(run) == losses(straight)

@@ -1,9 +1,11 @@
-"""Files that are whole or absent: written under a temporary name, flushed to the disk, then renamed."""
+"""Files that are whole or absent: written under a temporary name, flushed to the disk, then renamed. And one writer a folder."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +46,25 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing the folder; a killed process lets go by itself.
+
+    Raises:
+        ValueError: another process is at it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without it goes unguarded
+        yield
+        return
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"{folder} is being written by another process; wait for it, or name another --out"
+            ) from None
+        yield

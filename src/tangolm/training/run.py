@@ -231,6 +231,20 @@ def open_data(config: RunConfig, split: str) -> Split:
     return opened
 
 
+def claim(folder: Path) -> None:
+    """Make a run's folder, or take one that is empty or a run's already.
+
+    Raises:
+        ValueError: a file, or a folder with somebody else's files.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"out {str(folder)!r} is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    foreign = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if foreign and not Run.exists(folder):
+        raise ValueError(f"out {str(folder)!r} holds {foreign[0]!r} and no run; name a new or empty folder")
+
+
 class Run:
     """A run's folder. Opening one reads its configuration; nothing is written.
 

@@ -26,11 +26,11 @@ from tangolm.evaluation.nll import evaluate
 from tangolm.models import LanguageModel, build_model
 from tangolm.training import checkpoint, environment
 from tangolm.training.checkpoint import State
-from tangolm.training.durable import write_json
+from tangolm.training.durable import locked, write_json
 from tangolm.training.metrics import MetricsWriter, drop_after, median_update_seconds
 from tangolm.training.optim import build_optimizer, learning_rate
 from tangolm.training.progress import Display
-from tangolm.training.run import Budget, Run, RunConfig, check_same, open_data
+from tangolm.training.run import Budget, Run, RunConfig, check_same, claim, open_data
 from tangolm.training.update import NonFinite, update
 
 EVALUATION_BATCH = 8
@@ -99,17 +99,22 @@ def train(
     """
     if stop_after is not None and stop_after < 1:
         raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
-    if Run.exists(out):
+    folder = Path(out)
+    if Run.exists(folder):
         if not resume:
-            raise ValueError(f"out {os.fspath(out)!r} already holds a run; go on with --resume, or name another folder")
-        check_same(config, to_dict(Run(out).config), f"the run in {os.fspath(out)!r}")
+            raise ValueError(f"out {str(folder)!r} already holds a run; go on with --resume, or name another folder")
+        check_same(config, to_dict(Run(folder).config), f"the run in {str(folder)!r}")
     place = environment.choose(config)
     splits = open_data(config, "train"), open_data(config, "dev")
     budget = config.budget(splits[0].rows)
     model = build_model(config.model, config.model_seed, config.impl).to(place.device)
-    run = Run.create(out, config)
-    trainer = Trainer(run, config, place, model, splits, budget)
-    return trainer.run_steps(trainer.begin(), stop_after, progress)
+    try:
+        claim(folder)
+        with locked(folder):
+            trainer = Trainer(Run.create(folder, config), config, place, model, splits, budget)
+            return trainer.run_steps(trainer.begin(), stop_after, progress)
+    except OSError as error:
+        raise TrainingError(f"run {folder}: {error}; mend that and go on with --resume") from error
 
 
 class Trainer:
@@ -129,6 +134,7 @@ class Trainer:
         self.loader = Loader(splits[0], config.batch_size, config.data_seed)
         self.optimizer = build_optimizer(model, config.optimizer)
         self.passes: Any = torch.compile(model) if config.compile else model
+        self.rotates = getattr(config.model, "segments", 1) > 1
         self.notes: list[str] = []
         self.last_nll: float | None = None
 
@@ -213,6 +219,8 @@ class Trainer:
         count = min(config.batch_size, self.budget.samples - state.samples)
         batch = self.loader.batch(state.samples, count)
         lr = learning_rate(config.optimizer, number, self.budget.steps)
+        if self.rotates:
+            self.model.rotate(number)
         self.place.synchronise()
         started = time.perf_counter()
         try:
@@ -249,6 +257,8 @@ class Trainer:
 
     def evaluate(self, state: State) -> tuple[State, dict[str, Any]]:
         """Development NLL; the state with the best so far, and the record."""
+        if self.rotates:
+            self.model.rotate(0)
         with self.place.autocast():
             result = evaluate(self.model, self.dev, EVALUATION_BATCH, self.config.evaluation_rows, self.place.device)
         if not math.isfinite(result.nll):
