@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.table import Table
 from tangolm.cli.app import Json, console, print_json
 from tangolm.data import get_tokenizer
 from tangolm.evaluation import generate as generate_tokens
+from tangolm.experiments.paper import count_comparisons
 from tangolm.models import load_model, preset, preset_names, read_tokenizer_name, training_memory_bytes
 from tangolm.training import Run
 
@@ -39,13 +41,22 @@ def presets(json: Json = False) -> None:
 
 
 def count(
-    name: Annotated[str, typer.Argument(metavar="PRESET", help="Such as tango-70m-d4.")],
+    name: Annotated[str | None, typer.Argument(metavar="PRESET", help="Such as tango-70m-d4.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens a sequence; 8,192, for the mini tier 256.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="50,257, for the mini tier 257.")] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences of the training step whose memory is estimated.")] = 1,
+    paper: Annotated[bool, typer.Option("--paper", help="Every count of the paper beside ours.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="With --paper: exit code 1 where one differs.")] = False,
     json: Json = False,
 ) -> None:
     """Parameters, multiply-accumulates of a forward pass, and memory of a training step."""
+    if paper:
+        _count_paper(strict, json)
+        return
+    if name is None:
+        raise ValueError("PRESET is missing: give one, such as tango-70m-d4, or --paper")
+    if strict:
+        raise ValueError("--strict goes with --paper")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     config = preset(name, context=context, vocab_size=vocab_size)
@@ -66,6 +77,21 @@ def count(
     print(f"  MACs, all pairs   {result['macs']:>22,} of one forward pass, head included (the paper's convention)")
     print(f"  MACs, causal      {result['useful_macs']:>22,}")
     print(f"  training memory   {result['training_memory_bytes']:>22,} bytes, estimated, float32, batch {batch_size}")
+
+
+def _count_paper(strict: bool, json: bool) -> None:
+    figures = count_comparisons()
+    if json:
+        print_json([{**dataclasses.asdict(figure), "equal": figure.equal} for figure in figures])
+    else:
+        table = Table("figure", "paper", "ours", "", box=None)
+        for figure in figures:
+            ours = f"{figure.ours:,.{figure.digits}f}"
+            table.add_row(figure.where, f"{figure.paper:,}", ours, "equal" if figure.equal else "DIFFERS")
+        console().print(table)
+        print(f"{sum(figure.equal for figure in figures)} of {len(figures)} equal")
+    if strict and not all(figure.equal for figure in figures):
+        raise typer.Exit(1)
 
 
 def generate(

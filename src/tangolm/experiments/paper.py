@@ -11,8 +11,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tangolm.models import TangoConfig, preset
-from tangolm.models.presets import GPT2_VOCABULARY
+from tangolm.models import preset
+from tangolm.models.active_ratio import active_ratio
+from tangolm.models.base import HeadsConfig
 
 LONG = 8192
 
@@ -50,8 +51,8 @@ def rows(table: int) -> list[dict[str, Any]]:
 
 
 def count_comparisons() -> list[Comparison]:
-    """Every parameter figure of Tables 3, 6 and 9 and every operation count for the architectures that exist here."""
-    return [*_table_3(), *_table_6(), *_table_9(), *_operations()]
+    """Every parameter figure of Tables 3, 6, 8 and 9 and every operation count for the architectures that exist here."""
+    return [*_table_3(), *_table_6(), *_table_8(), *_table_9(), *_operations()]
 
 
 def _table_3() -> list[Comparison]:
@@ -83,7 +84,7 @@ def _table_6() -> list[Comparison]:
         counted = config.parameters()
         where = f"Table 6, {row['tier']} depth {row['depth']}, conventional"
         out += [
-            Comparison(f"{where}: heads", row["heads"], config.heads, 0),
+            Comparison(f"{where}: heads", row["heads"], config.width // 32, 0),
             Comparison(f"{where}: F/d", row["F_over_d"], config.gated_width / config.width, 3),
             Comparison(f"{where}: non-embedding", row["non_embedding"], counted["non_embedding"], 0),
             Comparison(f"{where}: total", row["total"], counted["total"], 0),
@@ -94,15 +95,32 @@ def _table_6() -> list[Comparison]:
 def _table_9() -> list[Comparison]:
     out = []
     for row in rows(9):
-        config = TangoConfig(
-            vocab_size=GPT2_VOCABULARY, context=LONG, depth=4, width=row["tango_d"], gated_width=row["tango_F"]
-        )
-        where = f"Table 9, F/d {row['target_F_over_d']}, tango"
-        out += [
-            Comparison(f"{where}: heads", row["tango_heads"], config.heads, 0),
-            Comparison(f"{where}: F/d", row["tango_realized"], config.gated_width / config.width, 3),
-            Comparison(f"{where}: total", row["tango_params"]["millions"], config.parameters()["total"] / 1e6, 3),
-        ]
+        for key, sets in (("tango", 1), ("sets3", 3)):
+            config = active_ratio(row["target_F_over_d"], sets, context=LONG)
+            where = f"Table 9, F/d {row['target_F_over_d']}, {'tango' if sets == 1 else 'tango-3-sets'}"
+            total = config.parameters()["total"] / 1e6
+            out += [
+                Comparison(f"{where}: d", row[f"{key}_d"], config.width, 0),
+                Comparison(f"{where}: F", row[f"{key}_F"], config.gated_width, 0),
+                Comparison(f"{where}: heads", row[f"{key}_heads"], config.heads, 0),
+                Comparison(f"{where}: F/d", row[f"{key}_realized"], config.gated_width / config.width, 3),
+                Comparison(f"{where}: total", row[f"{key}_params"]["millions"], total, 3),
+            ]
+    return out
+
+
+def _table_8() -> list[Comparison]:
+    """The packed widths of the rotating models at 70M, depth 8; those of TANGO are given a head."""
+    families = {"TANGO": "tango", "Loop Transformer++": "loop", "Untied Transformer++": "untied"}
+    out = []
+    for row in rows(8):
+        if row["architecture"] not in families:
+            continue
+        family = families[row["architecture"]]
+        config = preset(f"specialist-{family}-70m-d8")
+        assert isinstance(config, HeadsConfig)
+        width = config.gated_width / (config.heads if "TANGO" in row["architecture"] else 1)
+        out.append(Comparison(f"Table 8, {family}: active packed width", row["active_packed_width"], width, 0))
     return out
 
 
