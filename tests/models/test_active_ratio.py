@@ -32,6 +32,6 @@ def test_geometry(target: float, sets: int) -> None:
 
 def test_out_of_reach() -> None:
     with pytest.raises(ValueError, match="out of reach"):
-        active_ratio(900.0)
+        active_ratio(0.001)
     with pytest.raises(ValueError, match="target must be a ratio"):
         active_ratio(-1.0)
