@@ -233,3 +233,11 @@ def test_resume_without_a_whole_checkpoint_is_refused(tiny: Make, tmp_path: Path
     damaged.write_text(damaged.read_text() + " ")
     with pytest.raises(CheckpointError, match=r"no whole checkpoint is left: .*trainer\.json does not match its seal"):
         train(config, run.folder, resume=True, progress=False)
+
+
+def test_a_lost_best_checkpoint_is_told(tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny(evaluate_every=4, checkpoint_every=2)
+    run = Run(train(config, tmp_path / "run", stop_after=6, progress=False).folder)
+    shutil.rmtree(run.best())
+    train(config, run.folder, resume=True, stop_after=1)
+    assert "the best checkpoint so far is lost: checkpoint" in capsys.readouterr().err

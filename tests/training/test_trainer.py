@@ -291,6 +291,16 @@ def test_finished_run_stays_as_it_is(tiny: Make, tmp_path: Path) -> None:
     assert run.metrics() == metrics
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # its compiler uses what it deprecates
+def test_compiled_passes_train_alike(tiny: Make, tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler here")
+    eager = Run(train(tiny(steps=6), tmp_path / "eager", progress=False).folder)
+    compiled = Run(train(tiny(steps=6, compile=True), tmp_path / "compiled", progress=False).folder)
+    assert losses(compiled) == pytest.approx(losses(eager), rel=1e-4)
+
+
 def test_stop_after_must_be_a_step(tiny: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="stop_after must be at least 1 step, got 0"):
         train(tiny(), tmp_path / "run", stop_after=0)

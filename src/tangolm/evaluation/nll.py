@@ -82,7 +82,7 @@ def evaluate(
                 documents = None if batch.document_ids is None else batch.document_ids.to(device)
                 score = model.score(batch.input_ids.to(device), batch.labels.to(device), document_ids=documents)
                 at = batch.sample_ids.numpy()
-                sums[at] = score.nll.to("cpu", torch.float64).sum(1).numpy()
+                sums[at] = score.nll.cpu().double().sum(1).numpy()
                 tokens[at] = score.counted.sum(1).cpu().numpy()
                 hits[at] = score.correct.sum(1).cpu().numpy()
     finally:

@@ -163,6 +163,7 @@ class Trainer:
                 continue
             state = replace(restored, run=to_dict(self.config))
             self.notes.append(f"going on from {folder.name}")
+            self._check_best(root, state)
             break
         else:
             if found:
@@ -176,6 +177,14 @@ class Trainer:
         write_json(self.run.folder / "environment.json", {**record, "earlier": history})
         self.notes.append(f"{record['device']} ({record['device_name']}), {record['precision']}, impl {record['impl']}")
         return state
+
+    def _check_best(self, root: Path, state: State) -> None:
+        """Say so now if the best checkpoint is lost: the run can go on, but its selection may fail at the end."""
+        if state.best_step is not None and state.best_step != state.step:
+            try:
+                checkpoint.verify(root / checkpoint.folder_name(state.best_step))
+            except checkpoint.CheckpointError as error:
+                self.notes.append(f"the best checkpoint so far is lost: {error}")
 
     def run_steps(self, state: State, stop_after: int | None, progress: bool) -> Result:
         """Train from `state` to the end, to `stop_after` steps, or to a signal."""
