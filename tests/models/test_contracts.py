@@ -282,6 +282,8 @@ def test_every_field_changes_something(family: str) -> None:
         "sets": 2,
         "set_schedule": (1, 0, 2) if family == "tango-3-sets" else (0, 1),
         "controller_width": 16,
+        "shared_width": 8,
+        "group": 4,
     }
     ids = tokens(1, 40) % 90
 
@@ -303,17 +305,32 @@ def test_every_field_changes_something(family: str) -> None:
         assert facts(changed) != base, f"{name} changes nothing"
 
 
-@families
+REFUSED = [
+    ("depth", 0),
+    ("vocab_size", 0),
+    ("width", 0),
+    ("width", 65),  # no multiple of head_width
+    ("head_width", 5),
+    ("norm_eps", 0.0),
+    ("init_std", -1.0),
+    ("context", -3),
+    ("rope_base", 0.0),
+    ("shared_width", 0),
+    ("group", 0),
+]
+
+
+def has(family: str, field: str) -> bool:
+    return field in {each.name for each in dataclasses.fields(tiny(family))}
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("family", "field", "value"),
     [
-        ("depth", 0),
-        ("vocab_size", 0),
-        ("width", 65),
-        ("head_width", 5),
-        ("norm_eps", 0.0),
-        ("init_std", -1.0),
-        ("context", -3),
+        (family, field, value)
+        for family in EVERY
+        for field, value in REFUSED
+        if has(family, field) and (value != 65 or has(family, "head_width"))
     ],
 )
 def test_refused_values_name_the_field(family: str, field: str, value: float) -> None:

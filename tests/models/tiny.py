@@ -14,7 +14,11 @@ CONTEXT = 64
 
 
 # Where depth 2 and width 48 would leave a part unused.
-OTHERWISE: dict[str, dict[str, object]] = {"tango-3-sets": {"depth": 3}}
+OTHERWISE: dict[str, dict[str, object]] = {
+    "tango-3-sets": {"depth": 3},
+    "gau": {"shared_width": 16},
+    "flash": {"shared_width": 16, "group": 8},
+}
 
 
 def tiny(family: str, **overrides: object) -> ModelConfig:

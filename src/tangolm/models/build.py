@@ -8,6 +8,8 @@ from typing import Any
 from tangolm.config import ConfigError, suggest
 from tangolm.models.base import Block, LanguageModel, ModelConfig, initialize
 from tangolm.models.compact import CompactTangoBlock, CompactTangoConfig
+from tangolm.models.flash import FlashBlock, FlashConfig
+from tangolm.models.gau import GauBlock, GauConfig
 from tangolm.models.tango import TangoBlock, TangoConfig
 from tangolm.models.transformer import TransformerBlock, TransformerConfig
 
@@ -15,6 +17,8 @@ MODELS: dict[str, tuple[type[ModelConfig], type[Block]]] = {
     "tango": (TangoConfig, TangoBlock),
     "compact-tango": (CompactTangoConfig, CompactTangoBlock),
     "transformer": (TransformerConfig, TransformerBlock),
+    "gau": (GauConfig, GauBlock),
+    "flash": (FlashConfig, FlashBlock),
 }
 
 
