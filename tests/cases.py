@@ -46,7 +46,7 @@ def main() -> int:
         print(f"no cases found in {TABLE.name}")
         return 1
     collector = Collector()
-    if pytest.main(["--collect-only", "-q", "--no-header", "-p", "no:terminal"], plugins=[collector]) != 0:
+    if pytest.main(["--collect-only", "-o", "addopts=", "-p", "no:terminal"], plugins=[collector]) != 0:
         print("the tests cannot be collected")
         return 1
     missing = []

@@ -77,8 +77,8 @@ def _config(
     config = Run(out).config
     if data is not None:
         config = dataclasses.replace(config, data=str(data.resolve()))
-    if fields:
-        config = dataclasses.replace(config, **{"steps": None, "tokens": None, "epochs": None, **fields})
+    lengths = {"steps": None, "tokens": None, "epochs": None} if fields.keys() & {"steps", "tokens", "epochs"} else {}
+    config = dataclasses.replace(config, **{**lengths, **fields})
     return override(config, assignments, resolve=RESOLVE)
 
 

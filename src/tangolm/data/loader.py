@@ -71,7 +71,7 @@ def evaluation_batches(split: Split, batch_size: int, limit_rows: int | None = N
     """The rows of a split in order, each once; the last batch may be shorter.
 
     Args:
-        limit_rows: how many of the first rows to take; all where None.
+        limit_rows: take only so many rows, evenly spaced (the first ones may all be of one source); all where None.
 
     Raises:
         ValueError: an empty split, a batch size or a limit below 1.
@@ -79,12 +79,13 @@ def evaluation_batches(split: Split, batch_size: int, limit_rows: int | None = N
     _check(split, batch_size)
     if limit_rows is not None and limit_rows < 1:
         raise ValueError(f"limit_rows must be at least 1, got {limit_rows}")
-    return _in_order(split, batch_size, split.rows if limit_rows is None else min(limit_rows, split.rows))
+    count = split.rows if limit_rows is None else min(limit_rows, split.rows)
+    return _in_order(split, batch_size, [index * split.rows // count for index in range(count)])
 
 
-def _in_order(split: Split, batch_size: int, rows: int) -> Iterator[Batch]:
-    for start in range(0, rows, batch_size):
-        yield _gather(split, list(range(start, min(start + batch_size, rows))))
+def _in_order(split: Split, batch_size: int, rows: list[int]) -> Iterator[Batch]:
+    for start in range(0, len(rows), batch_size):
+        yield _gather(split, rows[start : start + batch_size])
 
 
 def _check(split: Split, batch_size: int) -> None:

@@ -69,53 +69,34 @@ def evaluate(
     Raises:
         ValueError: an empty split, rows without supervised tokens, or a limit or batch size below 1.
     """
-    if limit_rows is not None and limit_rows < 1:
-        raise ValueError(f"limit_rows must be at least 1, got {limit_rows}")
-    rows = split.rows if limit_rows is None else min(limit_rows, split.rows)
-    taken = split if rows == split.rows else Spread(split, rows)
-    sums, tokens, hits = np.zeros(rows), np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    rows: list[int] = []
+    sums, tokens, hits = [], [], []
     training = model.training
     model.train(False)
     try:
         with torch.no_grad():
-            for batch in evaluation_batches(taken, batch_size):
+            for batch in evaluation_batches(split, batch_size, limit_rows):
                 documents = None if batch.document_ids is None else batch.document_ids.to(device)
                 score = model.score(batch.input_ids.to(device), batch.labels.to(device), document_ids=documents)
-                at = batch.sample_ids.numpy()
-                sums[at] = score.nll.cpu().double().sum(1).numpy()
-                tokens[at] = score.counted.sum(1).cpu().numpy()
-                hits[at] = score.correct.sum(1).cpu().numpy()
+                rows += batch.sample_ids.tolist()
+                sums.append(score.nll.to("cpu", torch.float64).sum(1).numpy())
+                tokens.append(score.counted.sum(1).cpu().numpy())
+                hits.append(score.correct.sum(1).cpu().numpy())
     finally:
         model.train(training)
+    sums, tokens, hits = np.concatenate(sums), np.concatenate(tokens), np.concatenate(hits)
     if not tokens.any():
         raise ValueError(
-            f"split {split.name!r} of {str(split.folder)!r} has no supervised tokens in {rows} rows; take more"
+            f"split {split.name!r} of {str(split.folder)!r} has no supervised tokens in {len(rows)} rows; take more"
         )
     modules: dict[str, list[int]] = {}
     of_row = _modules(split)
-    for row in range(rows):
-        module = of_row[row if taken is split else Spread.place(row, split.rows, rows)]
-        if module is not None and tokens[row]:
-            modules.setdefault(module, []).append(row)
+    for index, row in enumerate(rows):
+        module = of_row[row]
+        if module is not None and tokens[index]:
+            modules.setdefault(module, []).append(index)
     sources = {module: _summary(sums[at], tokens[at], hits[at]) for module, at in sorted(modules.items())}
     return Evaluation(**_summary(sums, tokens, hits), sources=sources)
-
-
-class Spread(Split):
-    """Evenly spaced rows of a split: the first ones would all be of one module."""
-
-    def __init__(self, split: Split, rows: int) -> None:
-        super().__init__(split.folder, split.name, split.manifest, split.entry)
-        self._split = split
-        self.rows = rows
-
-    @staticmethod
-    def place(index: int, of: int, rows: int) -> int:
-        """Which row of the whole split is row `index` of the sample."""
-        return index * of // rows
-
-    def row(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._split.row(self.place(index, self._split.rows, self.rows))
 
 
 def _summary(sums: np.ndarray, tokens: np.ndarray, hits: np.ndarray) -> dict[str, Any]:
