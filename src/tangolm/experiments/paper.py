@@ -16,6 +16,8 @@ from tangolm.models.active_ratio import active_ratio
 from tangolm.models.base import HeadsConfig
 
 LONG = 8192
+CONTEXTS = (LONG, 2048, 256)  # FineWeb-Edu; Lean and Stack; mathematics
+TABLE_3 = {"tango": "tango_and_windowed", "loop": "loop", "untied": "untied", "flash": "flash"}  # family -> column
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,22 @@ def _table_3() -> list[Comparison]:
     out = []
     for row in rows(3):
         tier, depth = row["tier"].lower(), row["depth"]
-        for family, key in (("tango", "tango_and_windowed"), ("loop", "loop"), ("untied", "untied")):
+        for family, key in TABLE_3.items():
             config = preset(f"{family}-{tier}-d{depth}")
             where = f"Table 3, {row['tier']} depth {depth}, {family}"
             out.append(Comparison(f"{where}: F", row[key], config.gated_width, 0))
             out.append(Comparison(f"{where}: d", row["d"], config.width, 0))
-    # The end of a range is one architecture's count.
-    for tier, depth, end, family in (
-        ("70M", 4, "millions_max", "untied"),
-        ("70M", 8, "millions_min", "untied"),
-        ("70M", 8, "millions_max", "loop"),
-    ):
-        row = next(row for row in rows(3) if row["tier"] == tier and row["depth"] == depth)
-        ours = preset(f"{family}-{tier.lower()}-d{depth}").parameters()["non_embedding"] / 1e6
-        where = f"Table 3, {tier} depth {depth}, non-embedding {end.removeprefix('millions_')}imum, {family}"
-        out.append(Comparison(where, row["non_embedding_range"][end], ours, 3))
+        # Ranges: GAU is as wide as the context lets it be, and counts go over all architectures and contexts.
+        gau = [preset(f"gau-{tier}-d{depth}", context=context) for context in CONTEXTS]
+        others = [preset(f"{family}-{tier}-d{depth}") for family in TABLE_3]
+        counts = {config.parameters()["non_embedding"] / 1e6: config.architecture for config in [*gau, *others]}
+        for end, choose in (("min", min), ("max", max)):
+            where = f"Table 3, {row['tier']} depth {depth}"
+            width = choose(config.gated_width for config in gau)
+            count = choose(counts)
+            printed = row["non_embedding_range"][f"millions_{end}"]
+            out.append(Comparison(f"{where}, gau: {end}imum F", row["gau"][end], width, 0))
+            out.append(Comparison(f"{where}, non-embedding {end}imum, {counts[count]}", printed, count, 3))
     return out
 
 
