@@ -14,6 +14,9 @@ CPU, documents that ended before the tile are skipped too. Departs from the pape
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -35,14 +38,13 @@ def aggregate_gates(
     if query.shape[1] == 1:
         # One destination (a step of generation) leaves nothing to skip: the equation itself is the fastest form.
         return reference.aggregate_gates(query, key, gate, temperature, document_ids, mask)
-    return forward(query, key, gate, temperature, document_ids, mask)
+    return torch.ops.tangolm.aggregate_gates(query, key, gate, temperature, document_ids, mask)
 
 
-@torch.library.custom_op("tangolm::aggregate_gates", mutates_args=())
 def forward(
     query: Tensor, key: Tensor, gate: Tensor, temperature: Tensor, document_ids: Tensor | None, mask: Tensor | None
 ) -> Tensor:
-    """The averages as one operator, opaque to compilers; has a derivative, a shape rule and an operation count."""
+    """What the operator `tangolm::aggregate_gates` does; compilers see it whole, with its shapes and derivative."""
     with torch.autocast(query.device.type, enabled=False):
         tiles = Tiles(query, key, temperature, document_ids, mask)
         out = gate.new_empty((*query.shape[:3], gate.shape[3]))
@@ -58,7 +60,6 @@ def forward(
         return out
 
 
-@torch.library.custom_op("tangolm::aggregate_gates_backward", mutates_args=())
 def backward(
     grad: Tensor,
     query: Tensor,
@@ -68,7 +69,7 @@ def backward(
     document_ids: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, gate and temperature from the gradient of the averages."""
+    """What `tangolm::aggregate_gates_backward` does: the gradients of query, key, gate and temperature."""
     with torch.autocast(query.device.type, enabled=False):
         tiles = Tiles(query, key, temperature, document_ids, mask)
         past, strip_rows = tiles.past, tiles.strip_rows
@@ -118,25 +119,46 @@ def backward(
         return scaled, back.to(key.dtype).contiguous(), grad_gate, grad_temperature
 
 
-@forward.register_fake
-def _(query, key, gate, temperature, document_ids, mask):
-    return gate.new_empty((*query.shape[:3], gate.shape[3]))
-
-
-@backward.register_fake
-def _(grad, query, key, gate, temperature, document_ids, mask):
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (query, key, gate, temperature))
-
-
 def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs)
 
 
 def _differentiate(ctx, grad):
-    return *backward(grad, *ctx.saved_tensors), None, None
+    return *torch.ops.tangolm.aggregate_gates_backward(grad, *ctx.saved_tensors), None, None
 
 
-forward.register_autograd(_differentiate, setup_context=_save)
+def _differentiate_again(ctx, *grads):
+    raise NotImplementedError("impl 'chunked' has no second derivative; impl='reference' has")
+
+
+def _register(
+    name: str,
+    function: Callable[..., Any],
+    shapes: Callable[..., Any],
+    derivative: Callable[..., Any],
+    save: Callable[..., None] | None = None,
+) -> None:
+    # `torch.library.custom_op` does the same, but its first call imports the compiler: two seconds and 40 MB.
+    schema = torch.library.infer_schema(function, mutates_args=())
+    torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
+    torch.library.impl(name, "default", function)
+    torch.library.register_fake(name, shapes)
+    torch.library.register_autograd(name, derivative, setup_context=save)
+
+
+_register(
+    "tangolm::aggregate_gates",
+    forward,
+    lambda query, key, gate, *_: gate.new_empty((*query.shape[:3], gate.shape[3])),
+    _differentiate,
+    _save,
+)
+_register(
+    "tangolm::aggregate_gates_backward",
+    backward,
+    lambda _, *inputs: tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:4]),
+    _differentiate_again,
+)
 
 
 @register_flop_formula(torch.ops.tangolm.aggregate_gates)

@@ -1,0 +1,66 @@
+"""What is the blocked implementation's alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tangolm.ops import IMPLS, tiles
+from tangolm.ops.compare import draw
+from tangolm.ops.tiles import Tiles
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_operators_are_what_torch_expects(packed: bool) -> None:
+    """Schema, shape rules, autograd and compilation, by torch's own check."""
+    ids = torch.arange(20).expand(2, -1) // 7 if packed else None
+    inputs = draw(2, 20, 2, 3, 4, dtype=torch.float64)
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs.differentiable]
+    torch.library.opcheck(torch.ops.tangolm.aggregate_gates, (*leaves, ids, None))
+    torch.library.opcheck(torch.ops.tangolm.aggregate_gates_backward, (inputs.grad, *inputs.differentiable, ids, None))
+
+
+def test_no_second_derivative() -> None:
+    inputs = draw(1, 4, 1, 2, 2)
+    query = inputs.query.clone().requires_grad_()
+    average = IMPLS["chunked"](query, inputs.key, inputs.gate, inputs.temperature, None, None)
+    (grad,) = torch.autograd.grad(average.sum(), query, create_graph=True)
+    with pytest.raises(NotImplementedError, match="impl='reference'"):
+        grad.sum().backward()
+
+
+def test_first_call_does_not_import_the_compiler() -> None:
+    """It would cost two seconds and 40 MB."""
+    code = (
+        "import sys, torch; from tangolm.ops import aggregate_gates; x = torch.ones(1, 2, 1, 2, requires_grad=True);"
+        "aggregate_gates(x, x, x, torch.ones(1)).sum().backward(); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("tile", [1, 8 * 30, 3 * 8 * 30, 7 * 8 * 30, 100 * 8 * 30])
+def test_groups_cover_every_head_once(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group is a part of one batch row, or whole rows: what hides sources differs between rows."""
+    monkeypatch.setattr(tiles, "TILE", tile)
+    monkeypatch.setattr(tiles, "block_rows", lambda queries: 8)
+    inputs = draw(4, 30, 3, 2, 2)
+    cut = Tiles(inputs.query, inputs.key, inputs.temperature, None, None)
+    groups = list(cut.groups())
+    assert [head for group in groups for head in range(*group)] == list(range(12))
+    for low, high in groups:
+        assert high - low <= cut.group
+        assert low // 3 == (high - 1) // 3 or (low % 3 == high % 3 == 0)
+
+
+def test_documents_that_ended_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "block_rows", lambda queries: 8)
+    inputs = draw(1, 32, 1, 2, 2)
+    ids = torch.tensor([[0] * 5 + [1] * 12 + [2] * 15])
+    cut = Tiles(inputs.query, inputs.key, inputs.temperature, ids, None)
+    assert [cut.first(0, top) for top, _ in cut.rows()] == [0, 5, 5, 17]
+    assert [cut.end(0, bottom, 32) for _, bottom in cut.rows()] == [24, 24, 32, 32]
+    first, weights = cut.weights((0, 1), 24, 32)
+    assert (first, weights.shape) == (17, (1, 8, 15))
