@@ -284,6 +284,9 @@ def test_every_field_changes_something(family: str) -> None:
         "controller_width": 16,
         "shared_width": 8,
         "group": 4,
+        "window": 5,
+        "features": "none",
+        "feature_count": 32,
     }
     ids = tokens(1, 40) % 90
 

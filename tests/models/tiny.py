@@ -18,6 +18,9 @@ OTHERWISE: dict[str, dict[str, object]] = {
     "tango-3-sets": {"depth": 3},
     "gau": {"shared_width": 16},
     "flash": {"shared_width": 16, "group": 8},
+    "windowed-tango": {"window": 8},
+    "rotating-windowed-tango": {"window": 8},
+    "specialist-windowed-tango": {"window": 8},
 }
 
 

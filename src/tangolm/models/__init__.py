@@ -12,6 +12,7 @@ from tangolm.models.memory import training_memory_bytes
 from tangolm.models.presets import preset, preset_names, tier_of
 from tangolm.models.tango import TangoBlock, TangoConfig
 from tangolm.models.transformer import TransformerBlock, TransformerConfig
+from tangolm.models.windowed import WindowedTangoBlock, WindowedTangoConfig
 
 __all__ = [
     "MODELS",
@@ -26,6 +27,8 @@ __all__ = [
     "TangoLayer",
     "TransformerBlock",
     "TransformerConfig",
+    "WindowedTangoBlock",
+    "WindowedTangoConfig",
     "build_model",
     "config_class",
     "load_model",

@@ -162,6 +162,10 @@ class Block(nn.Module, ABC):
     def outputs(self) -> Iterable[nn.Linear]:
         """The projections that write to h; their initial weights are scaled by 1 / sqrt(2 N)."""
 
+    def draw_buffers(self, generator: torch.Generator | None) -> None:
+        """Draw what belongs to the block and is not learned; without a generator from torch's own."""
+        return
+
 
 class ModelOutput(NamedTuple):
     """Loss (float32 scalar, mean over supervised tokens), logits [B, T, V] and cache; None where not asked for."""
@@ -372,6 +376,7 @@ def initialize(model: LanguageModel, seed: int) -> None:
     | embedding, matrices                        | N(0, init_std^2)                       |
     | projections that write to h                | N(0, init_std^2 / (2 N)), N the depth  |
     | norm weights, temperatures, other vectors  | as their module sets them (norms: 1)   |
+    | buffers, behind all these                  | as their block draws them              |
     """
     draw(model, list(model.blocks), model.config, torch.Generator().manual_seed(seed))
 
@@ -384,6 +389,8 @@ def draw(module: nn.Module, blocks: list[Block], config: ModelConfig, generator:
         if parameter.ndim >= 2:
             std = config.init_std / math.sqrt(2 * config.depth) if parameter in scaled else config.init_std
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+    for block in blocks:
+        block.draw_buffers(generator)
 
 
 def mean_nll(

@@ -12,9 +12,11 @@ from tangolm.models.flash import FlashBlock, FlashConfig
 from tangolm.models.gau import GauBlock, GauConfig
 from tangolm.models.tango import TangoBlock, TangoConfig
 from tangolm.models.transformer import TransformerBlock, TransformerConfig
+from tangolm.models.windowed import WindowedTangoBlock, WindowedTangoConfig
 
 MODELS: dict[str, tuple[type[ModelConfig], type[Block]]] = {
     "tango": (TangoConfig, TangoBlock),
+    "windowed-tango": (WindowedTangoConfig, WindowedTangoBlock),
     "compact-tango": (CompactTangoConfig, CompactTangoBlock),
     "transformer": (TransformerConfig, TransformerBlock),
     "gau": (GauConfig, GauBlock),

@@ -20,6 +20,7 @@ from tangolm.models.flash import FlashConfig
 from tangolm.models.gau import GauConfig
 from tangolm.models.tango import AveragingConfig, TangoConfig
 from tangolm.models.transformer import TransformerConfig
+from tangolm.models.windowed import WindowedTangoConfig
 
 GPT2_VOCABULARY = 50_257
 DEPTHS = (4, 8, 16)
@@ -30,13 +31,15 @@ SEGMENTS = 5  # of the rotating models
 class Tier:
     """Model width d, non-embedding target, and the vocabulary and context of a preset that is given none.
 
-    `coarse` is the width step of the families that do not step by heads; `flash_group` the tokens of FLASH's groups.
+    `coarse` is the width step of the families that do not step by heads; `flash_group` and `window` the tokens of FLASH's
+    groups and of Windowed TANGO's window.
     """
 
     width: int
     target: int
     coarse: int
     flash_group: int = 256
+    window: int = 64
     vocab_size: int = GPT2_VOCABULARY
     context: int = 8192
 
@@ -46,7 +49,7 @@ def _target(total: int, width: int) -> int:
 
 
 TIERS = {
-    "mini": Tier(64, 401_538, coarse=4, flash_group=64, vocab_size=257, context=256),
+    "mini": Tier(64, 401_538, coarse=4, flash_group=64, window=16, vocab_size=257, context=256),
     "70m": Tier(512, _target(70_000_000, 512), coarse=16),
     "160m": Tier(768, _target(160_000_000, 768), coarse=16),
     "410m": Tier(1024, _target(410_000_000, 1024), coarse=16),
@@ -124,6 +127,7 @@ def _specialist(family: str) -> Callable[..., ModelConfig]:
 # Adding a family is a line here; each takes the tier and the common fields.
 FAMILIES: dict[str, Callable[..., ModelConfig]] = {
     "tango": _tango,
+    "windowed-tango": lambda tier, **fields: _tango(tier, WindowedTangoConfig, window=tier.window, **fields),
     "tango-3-sets": lambda tier, **fields: _tango(tier, sets=3, **fields),
     "compact-tango": lambda tier, **fields: _tango(tier, CompactTangoConfig, **fields),
     "loop": lambda tier, **fields: _transformer(tier, looped=True, **fields),
@@ -131,9 +135,11 @@ FAMILIES: dict[str, Callable[..., ModelConfig]] = {
     "gau": _gau,
     "flash": _flash,
     "rotating-tango": _rotating("tango"),
+    "rotating-windowed-tango": _rotating("windowed-tango"),
     "rotating-loop": _rotating("loop"),
     "rotating-untied": _rotating("untied"),
     "specialist-tango": _specialist("tango"),
+    "specialist-windowed-tango": _specialist("windowed-tango"),
     "specialist-loop": _specialist("loop"),
     "specialist-untied": _specialist("untied"),
 }

@@ -1,7 +1,7 @@
 """Pure functions on tensors: the gate averaging of TANGO, in several implementations behind one function.
 
 An implementation is a file and a line in `IMPLS`. Each takes query, key, gate, temperature, document ids and mask, the
-queries being the last T of the S sources, and returns the averages.
+queries being the last T of the S sources, and returns the averages. `WINDOWED` has their counterparts with a window.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tangolm.ops import chunked, reference
+from tangolm.ops import chunked, reference, window_chunked
+from tangolm.ops import window as windowed
+from tangolm.ops.features import FEATURES
 from tangolm.ops.sources import Sources
+from tangolm.ops.window_state import WindowState
 
 IMPLS = {"reference": reference.aggregate_gates, "chunked": chunked.aggregate_gates}
+WINDOWED = {"reference": windowed.reference, "chunked": window_chunked.aggregate_gates}
 
-__all__ = ["IMPLS", "Sources", "aggregate_gates", "available", "choose"]
+__all__ = ["FEATURES", "IMPLS", "WINDOWED", "Sources", "WindowState", "aggregate_gates", "available", "choose"]
 
 
 def available(impl: str) -> str | None:
@@ -49,23 +53,30 @@ def aggregate_gates(
     gate: Float[Tensor, "B T H E"],
     temperature: Float[Tensor, " H"],
     *,
+    window: int | None = None,
+    features: Float[Tensor, "H M D"] | None = None,
     document_ids: Int[Tensor, "B T"] | None = None,
     mask: Bool[Tensor, "B T"] | None = None,
-    state: Sources | None = None,
+    state: Sources | WindowState | None = None,
     impl: str = "auto",
 ) -> Float[Tensor, "B T H E"]:
     """For each destination, the average of the gates of its sources, weighted by exp(temperature * <query, key>).
 
-    A source is visible to a destination that does not precede it, is of the same document, and where both are real.
-    Source: arXiv:2608.22117, the TANGO update.
+    A source is visible to a destination that does not precede it, is of the same document, and where both are real. With a
+    window only the last W of these are weighted so, and older ones by features that estimate the same weight.
+    Source: arXiv:2608.22117, the TANGO update and Windowed TANGO.
 
     Args:
         query, key: unit vectors (RoPE applied), one a token and head.
         gate: the gate vector that each source emits.
         temperature: positive, one a head.
+        window: W, real tokens of its document that a destination takes in full, itself included; None: all.
+        features: directions of the features of older sources (see `FEATURES`), two features each; None: older sources do
+            not count.
         document_ids: which document each token is of, non-decreasing along T; None: one document.
         mask: False at padding, which is neither source nor destination and gets zeros; None: all real.
-        state: sources of earlier calls to go on from; this call's sources are appended to it (inference only).
+        state: of earlier calls to go on from, a `Sources` or, with a window, a `WindowState`; it takes in this call's tokens
+            (inference only).
         impl: "auto" or a key of `IMPLS`.
 
     Returns:
@@ -76,7 +87,13 @@ def aggregate_gates(
     """
     if not torch.compiler.is_compiling():
         _check(query, key, gate, temperature, document_ids, mask)
-    if state is not None:
+        _check_window(query, window, features, state)
+    if window is not None and (state is not None or window < query.shape[1]):
+        average, rest = WINDOWED[choose(impl)], (query, key, gate, temperature, features, window, document_ids, mask)
+        if isinstance(state, WindowState):
+            return state.extend(average, *rest)
+        return windowed.aggregate_gates(average, *rest)
+    if isinstance(state, Sources):
         key, gate, document_ids, mask = state.extend(key, gate, document_ids, mask)
     return IMPLS[choose(impl)](query, key, gate, temperature, document_ids, mask)
 
@@ -94,6 +111,21 @@ def _check(
     if temperature.shape != (heads,):
         raise ValueError(f"temperature must be [{heads}], one a head, got {tuple(temperature.shape)}")
     check_documents(document_ids, mask, batch, tokens)
+
+
+def _check_window(
+    query: Tensor, window: int | None, features: Tensor | None, state: Sources | WindowState | None
+) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    if window is None and features is not None:
+        raise ValueError("features need a window: without one every source is weighted in full")
+    if features is not None and (features.ndim != 3 or features.shape[::2] != query.shape[2:]):
+        heads, width = query.shape[2:]
+        raise ValueError(f"features must be directions [{heads}, M, {width}], got {tuple(features.shape)}")
+    kind = Sources if window is None else WindowState
+    if state is not None and not isinstance(state, kind):
+        raise ValueError(f"state must be a {kind.__name__} where window is {window}, got a {type(state).__name__}")
 
 
 def check_documents(
