@@ -229,16 +229,26 @@ def render(result: OpResult) -> list[str]:
     return lines
 
 
+def bar_of(options: Options) -> Bar:
+    """The bar of a shape and dtype.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for bar in BARS:
+        if (bar.shape, bar.dtype) == (options.shape, options.dtype):
+            return bar
+    known = "; ".join(f"{dict(zip('BHTDE', bar.shape, strict=True))} {bar.dtype}" for bar in BARS)
+    raise ValueError(f"no bar is set for this shape and dtype; --check knows {known}")
+
+
 def shortfalls(result: OpResult) -> list[str]:
     """What is below the bar, a line each; nothing: passed.
 
     Raises:
         ValueError: there is no bar for this shape and dtype.
     """
-    bar = next((bar for bar in BARS if (bar.shape, bar.dtype) == (result.options.shape, result.options.dtype)), None)
-    if bar is None:
-        known = "; ".join(f"{dict(zip('BHTDE', bar.shape, strict=True))} {bar.dtype}" for bar in BARS)
-        raise ValueError(f"no bar is set for this shape and dtype; --check knows {known}")
+    bar = bar_of(result.options)
     if not result.correct:
         return ["the result is wrong"]
     found = []
