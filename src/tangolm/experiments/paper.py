@@ -114,11 +114,14 @@ def _table_9() -> list[Comparison]:
 
 def _table_8() -> list[Comparison]:
     """The packed widths of the rotating models at 70M, depth 8; those of TANGO are given a head."""
-    families = {"TANGO": "tango", "Loop Transformer++": "loop", "Untied Transformer++": "untied"}
+    families = {
+        "TANGO": "tango",
+        "Windowed TANGO": "windowed-tango",
+        "Loop Transformer++": "loop",
+        "Untied Transformer++": "untied",
+    }
     out = []
     for row in rows(8):
-        if row["architecture"] not in families:
-            continue
         family = families[row["architecture"]]
         config = preset(f"specialist-{family}-70m-d8")
         assert isinstance(config, HeadsConfig)
