@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tangolm.models import build_model, preset, training_memory_bytes
+from tangolm.models.base import layout_of
 from tangolm.models.gated_unit import GatedUnit
 from tangolm.models.gau import IMPLS
 from tests.models.gated_loop import assert_same, block_of, packed, padded, plain, random_rows
@@ -176,6 +177,19 @@ def test_operations_of_the_blocked_form_are_counted() -> None:
             model(tokens(1, 64), labels=tokens(1, 64)).loss.backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("family", ["gau", "flash"])
+def test_initial_weights_average(family: str) -> None:
+    """Without scores the last token of a full context (or group) starts with the plain average of the values."""
+    model = build(family)
+    block = model.blocks[0]
+    assert isinstance(block, GatedUnit)
+    kinds = [torch.zeros(1, block.longest, 16)] * (block.scale.shape[0] // 16)
+    value = torch.randn(1, block.longest, 5, generator=torch.Generator().manual_seed(0))
+    layout = layout_of(tokens(1, block.longest), None, None, None, model.config, torch.float32)
+    with torch.no_grad():
+        assert_equal(block.attend(kinds, value, layout, None)[:, -1], value.mean(1))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@
 W_u, W_v: d x e; W_z: d x s; W_o: e x d. The interaction A is the child's; it adds a learned bias to the squared-ReLU scores
 that depends on the distance alone (a Toeplitz matrix of 2 n - 1 entries, of which causality uses n).
 
-Initial values: biases of projections and offsets 0; scales 1, so that q = k = z; the distances' bias INITIAL_BIAS: squared
-ReLU has no gradient at 0, and scores divided by n start close to it.
+Initial values: biases of projections and offsets 0; scales 1, so that q = k = z; the bias of every distance 1 / sqrt(n). The
+scores, divided by n, start near 0, where squared ReLU has no gradient; with this bias the last of n tokens starts with the
+plain average of their values.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from torch import Tensor, nn
 
 from tangolm.models.base import Block, ModelConfig
 from tangolm.models.layers import Application, Layout
-
-INITIAL_BIAS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class GatedUnit(Block):
         # Vectors rather than matrices: they start as set here and do not decay.
         self.scale = nn.Parameter(torch.ones(config.pairs * s))
         self.offset = nn.Parameter(torch.zeros(config.pairs * s))
-        self.distance_bias = nn.Parameter(torch.full((2 * self.longest - 1,), INITIAL_BIAS))
+        self.distance_bias = nn.Parameter(torch.full((2 * self.longest - 1,), self.longest**-0.5))
         self.output = nn.Linear(e, d)
         for linear in (self.gate, self.value, self.shared, self.output):
             nn.init.zeros_(linear.bias)
