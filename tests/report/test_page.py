@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -117,6 +118,16 @@ def test_figures_come_from_the_files(make_run: Callable[..., Path], page: Callab
     ):
         assert text in flat, text
     assert "/nowhere" not in flat.replace("../nowhere", "")
+
+
+def test_answers_at_the_baseline_are_called_so(make_run: Callable[..., Path], page: Callable[..., Page]) -> None:
+    run = make_run()
+    words = "No run answers clearly more questions"
+    assert words in page(run).flat()  # 6 of 24, where the commonest answer gives 3
+    path = run / "evaluation" / "answers.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "correct": 12, "accuracy": 0.5}))
+    assert words not in page(run).flat()
 
 
 def test_everything_is_escaped(make_run: Callable[..., Path], page: Callable[..., Page]) -> None:

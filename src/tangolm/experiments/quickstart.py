@@ -41,14 +41,31 @@ class Size:
     dev_per_module: int
     test_per_module: int
     tokens: int
-    batch_size: int = 8
+    batch_size: int
     presets: tuple[str, ...] = ("tango-mini-d4", "loop-mini-d4")
     modules: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
 
 
-FULL = Size(train_per_source=56, dev_per_module=9, test_per_module=24, tokens=800_000)
-SMALL = Size(train_per_source=8, dev_per_module=3, test_per_module=3, tokens=100_000)
+# In so few tokens small steps learn most. Tried with the Loop Transformer++ alone, so that it is not the one that is at a
+# disadvantage: batch 8 at 2e-3, 4 at 2e-3, 4 at 4e-3 and 2 at 4e-3 gave development NLL 1.982, 1.890, 1.868 and 1.875.
+FEW_TOKENS = ("optimizer.peak_lr=0.004",)
+FULL = Size(
+    train_per_source=54,
+    dev_per_module=6,
+    test_per_module=18,
+    tokens=800_000,
+    batch_size=4,
+    overrides=FEW_TOKENS,
+)
+SMALL = Size(
+    train_per_source=8,
+    dev_per_module=3,
+    test_per_module=3,
+    tokens=80_000,
+    batch_size=4,
+    overrides=(*FEW_TOKENS, "evaluate_every=20"),
+)
 
 
 @dataclass(frozen=True)
