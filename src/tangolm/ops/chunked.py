@@ -14,15 +14,13 @@ CPU, documents that ended before the tile are skipped too. Departs from the pape
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tangolm.ops import reference
+from tangolm.ops.operators import register
 from tangolm.ops.tiles import Tiles
 
 
@@ -131,29 +129,14 @@ def _differentiate_again(ctx, *grads):
     raise NotImplementedError("impl 'chunked' has no second derivative; impl='reference' has")
 
 
-def _register(
-    name: str,
-    function: Callable[..., Any],
-    shapes: Callable[..., Any],
-    derivative: Callable[..., Any],
-    save: Callable[..., None] | None = None,
-) -> None:
-    # `torch.library.custom_op` does the same, but its first call imports the compiler: two seconds and 40 MB.
-    schema = torch.library.infer_schema(function, mutates_args=())
-    torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(name, "default", function)
-    torch.library.register_fake(name, shapes)
-    torch.library.register_autograd(name, derivative, setup_context=save)
-
-
-_register(
+register(
     "tangolm::aggregate_gates",
     forward,
     lambda query, key, gate, *_: gate.new_empty((*query.shape[:3], gate.shape[3])),
     _differentiate,
     _save,
 )
-_register(
+register(
     "tangolm::aggregate_gates_backward",
     backward,
     lambda _, *inputs: tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:4]),

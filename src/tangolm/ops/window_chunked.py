@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tangolm.ops.operators import register
 from tangolm.ops.window_sums import Sums
 from tangolm.ops.window_tiles import WindowTiles
 
@@ -38,7 +39,8 @@ def aggregate_gates(
 ) -> tuple[Float[Tensor, "B T H E"], Sums | None]:
     """The averages; arguments and results as those of `window.reference`, but that sums are returned where given only."""
     if sums is None:
-        return forward(query, key, gate, temperature, features, document_ids, window), None
+        average = torch.ops.tangolm.aggregate_gates_windowed
+        return average(query, key, gate, temperature, features, document_ids, window), None
     with torch.autocast(query.device.type, enabled=False):
         tiles = WindowTiles(query, key, gate.shape[3], temperature, features, window, document_ids, sums)
         out, gates = _average(tiles, gate, sums)
@@ -48,7 +50,6 @@ def aggregate_gates(
         return out, Sums(offset, total, gates, document)
 
 
-@torch.library.custom_op("tangolm::aggregate_gates_windowed", mutates_args=())
 def forward(
     query: Tensor,
     key: Tensor,
@@ -58,7 +59,7 @@ def forward(
     document_ids: Tensor | None,
     window: int,
 ) -> Tensor:
-    """The averages as one operator, opaque to compilers; has a derivative, a shape rule and an operation count."""
+    """What the operator `tangolm::aggregate_gates_windowed` does; compilers see it whole, with its shapes and derivative."""
     with torch.autocast(query.device.type, enabled=False):
         tiles = WindowTiles(query, key, gate.shape[3], temperature, features, window, document_ids)
         return _average(tiles, gate, None)[0]
@@ -90,7 +91,6 @@ def _average(tiles: WindowTiles, gate: Tensor, sums: Sums | None) -> tuple[Tenso
     return out, torch.cat(kept).view(tiles.batch, tiles.heads, *kept[0].shape[1:])
 
 
-@torch.library.custom_op("tangolm::aggregate_gates_windowed_backward", mutates_args=())
 def backward(
     grad: Tensor,
     query: Tensor,
@@ -101,7 +101,7 @@ def backward(
     document_ids: Tensor | None,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, gate and temperature from the gradient of the averages."""
+    """What `tangolm::aggregate_gates_windowed_backward` does: the gradients of query, key, gate and temperature."""
     with torch.autocast(query.device.type, enabled=False):
         tiles = WindowTiles(query, key, gate.shape[3], temperature, features, window, document_ids)
         gate, grad = _unit_stride(gate), _unit_stride(grad)
@@ -245,26 +245,33 @@ def _sources(
             outs[:, first:end] = out
 
 
-@forward.register_fake
-def _(query, key, gate, temperature, features, document_ids, window):
-    return gate.new_empty(gate.shape)
-
-
-@backward.register_fake
-def _(grad, query, key, gate, temperature, features, document_ids, window):
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (query, key, gate, temperature))
-
-
 def _save(ctx, inputs, output) -> None:
     *tensors, ctx.window = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _differentiate(ctx, grad):
+    backward = torch.ops.tangolm.aggregate_gates_windowed_backward
     return *backward(grad, *ctx.saved_tensors, ctx.window), None, None, None
 
 
-forward.register_autograd(_differentiate, setup_context=_save)
+def _differentiate_again(ctx, *grads):
+    raise NotImplementedError("impl 'chunked' has no second derivative; impl='reference' has")
+
+
+register(
+    "tangolm::aggregate_gates_windowed",
+    forward,
+    lambda query, key, gate, *_: gate.new_empty(gate.shape),
+    _differentiate,
+    _save,
+)
+register(
+    "tangolm::aggregate_gates_windowed_backward",
+    backward,
+    lambda _, *inputs: tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:4]),
+    _differentiate_again,
+)
 
 
 @register_flop_formula(torch.ops.tangolm.aggregate_gates_windowed)
