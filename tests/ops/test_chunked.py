@@ -60,7 +60,7 @@ def test_documents_that_ended_are_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     inputs = draw(1, 32, 1, 2, 2)
     ids = torch.tensor([[0] * 5 + [1] * 12 + [2] * 15])
     cut = Tiles(inputs.query, inputs.key, inputs.temperature, ids, None)
-    assert [cut.first(0, top) for top, _ in cut.rows()] == [0, 5, 5, 17]
-    assert [cut.end(0, bottom, 32) for _, bottom in cut.rows()] == [24, 24, 32, 32]
+    assert [cut.first(0, top) for top, _ in cut.blocks()] == [0, 5, 5, 17]
+    assert [cut.end(0, bottom, 32) for _, bottom in cut.blocks()] == [24, 24, 32, 32]
     first, weights = cut.weights((0, 1), 24, 32)
     assert (first, weights.shape) == (17, (1, 8, 15))

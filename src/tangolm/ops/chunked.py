@@ -45,16 +45,20 @@ def forward(
     """What the operator `tangolm::aggregate_gates` does; compilers see it whole, with its shapes and derivative."""
     with torch.autocast(query.device.type, enabled=False):
         tiles = Tiles(query, key, temperature, document_ids, mask)
+        gate = _unit_stride(gate)
         out = gate.new_empty((*query.shape[:3], gate.shape[3]))
-        outs, gates = _per_head(out), _per_head(gate)
         for heads in tiles.groups():
-            for top, bottom in tiles.rows():
+            for top, bottom in tiles.blocks():
                 first, weights = tiles.weights(heads, top, bottom)
                 last = first + weights.shape[2]
                 weights = weights.to(gate.dtype)
-                for head, weight in zip(range(*heads), weights.unbind(0), strict=True):
-                    start = tiles.first(head, top)
-                    _average(weight[:, start - first :], gates[head][start:last], outs[head][top:bottom])
+                for row, index, columns in tiles.batch_rows(heads):
+                    start = tiles.first(row, top)
+                    _average(
+                        weights[index, :, start - first :],
+                        gate[row, start:last, columns],
+                        out[row, top:bottom, columns],
+                    )
         return out
 
 
@@ -75,40 +79,47 @@ def backward(
         grad_key = torch.zeros_like(tiles.key).transpose(1, 2).contiguous()  # [B * H, D, S], the faster way round
         grad_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
         grad_gate[:, :past] = 0
-        grads, gates, grad_gates = _per_head(grad), _per_head(gate), _per_head(grad_gate)
+        grad, gate = _unit_stride(grad), _unit_stride(gate)
         products = gate.new_empty(tiles.size)
-        kept_rows = gate.new_empty(tiles.group * min(strip_rows, tiles.queries) * tiles.sources)
-        for low, high in tiles.groups():
-            heads = range(low, high)
+        kept_weights = gate.new_empty(tiles.group * min(strip_rows, tiles.queries) * tiles.sources)
+        for heads in tiles.groups():
+            joint = slice(*heads)
             for above in range(0, tiles.queries, strip_rows):
                 below = min(above + strip_rows, tiles.queries)
-                kept = tiles.tile(kept_rows, (high - low, below - above, past + below))
+                kept = tiles.tile(kept_weights, (heads[1] - heads[0], below - above, past + below))
                 if tiles.skips:
                     kept.zero_()
-                for top, bottom in tiles.rows(above, below):
-                    first, weights = tiles.weights((low, high), top, bottom)
+                for top, bottom in tiles.blocks(above, below):
+                    first, weights = tiles.weights(heads, top, bottom)
                     last = first + weights.shape[2]
                     kept[:, top - above : bottom - above, first:last] = weights
                     grad_weights = tiles.tile(products, weights.shape)
-                    for head, grad_weight in zip(heads, grad_weights.unbind(0), strict=True):
-                        start = tiles.first(head, top)
-                        grad_weight[:, : start - first] = 0
-                        _grad_weights(grads[head][top:bottom], gates[head][start:last], grad_weight[:, start - first :])
+                    for row, index, columns in tiles.batch_rows(heads):
+                        start = tiles.first(row, top)
+                        if start > first:
+                            grad_weights[index, :, : start - first] = 0
+                        _grad_weights(
+                            grad[row, top:bottom, columns],
+                            gate[row, start:last, columns],
+                            grad_weights[index, :, start - first :],
+                        )
                     scores = tiles.softmax_backward(grad_weights, weights)
-                    torch.bmm(scores, tiles.key[low:high, first:last], out=grad_query[low:high, top:bottom])
-                    grad_key[low:high, :, first:last].baddbmm_(
-                        tiles.query[low:high, top:bottom].transpose(1, 2), scores
-                    )
-                for head, weight in zip(heads, kept.unbind(0), strict=True):
-                    start, middle = tiles.first(head, above), past + above
-                    if middle > start:  # sources before this strip, which saw earlier strips (or none in training) too
-                        grad_gates[head][start:middle].addmm_(weight[:, start:middle].t(), grads[head][above:below])
-                    for top, bottom in tiles.rows(above, below):
-                        end = tiles.end(head, bottom, below)
+                    torch.bmm(scores, tiles.key[joint, first:last], out=grad_query[joint, top:bottom])
+                    grad_key[joint, :, first:last].baddbmm_(tiles.query[joint, top:bottom].transpose(1, 2), scores)
+                for row, index, columns in tiles.batch_rows(heads):
+                    start, middle = tiles.first(row, above), past + above
+                    if start < middle:  # sources before the strip; earlier strips have written or cleared them
+                        _add_grad_gate(
+                            kept[index, :, start:middle],
+                            grad[row, above:below, columns],
+                            grad_gate[row, start:middle, columns],
+                        )
+                    for top, bottom in tiles.blocks(above, below):
+                        end = tiles.end(row, bottom, below)
                         _grad_gate(
-                            weight[top - above : end - above, past + top : past + bottom],
-                            grads[head][top:end],
-                            grad_gates[head][past + top : past + bottom],
+                            kept[index, top - above : end - above, past + top : past + bottom],
+                            grad[row, top:end, columns],
+                            grad_gate[row, past + top : past + bottom, columns],
                         )
         scaled = grad_query.view(tiles.batch, tiles.heads, tiles.queries, -1).transpose(1, 2)
         grad_temperature = (scaled * query).sum((0, 1, 3)).to(temperature.dtype)
@@ -157,43 +168,53 @@ def _backward_flops(_, query, key, gate, *__, **___) -> int:
     return 2 * _forward_flops(query, key, gate)
 
 
-def _per_head(tensor: Tensor) -> list[Tensor]:
-    """[B, S, H, E] as B * H views [S, E] with unit stride along E (an expanded or transposed tensor is copied)."""
-    if tensor.stride(-1) != 1:
-        tensor = tensor.contiguous()
-    return [head for row in tensor.unbind(0) for head in row.unbind(1)]
+def _unit_stride(tensor: Tensor) -> Tensor:
+    """The tensor, copied where its last axis is not contiguous (expanded or transposed)."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-# The products of one head. The last columns of a tile's weights (or the first columns of kept ones) are a lower triangle:
-# the upper half of its rows is zero in the last half of its columns. Skipping that quarter pays for float32. Adding to a
-# bfloat16 product would round twice and runs slowly, so there only the product that writes its parts apart is split.
+# The products of some heads of one batch row. Of a block's weights on its own tokens, a lower triangle, a quarter is skipped:
+# the upper half of its rows on the last half of its columns. Where that would mean adding to a product it is done for wide
+# dtypes only: a bfloat16 sum would be rounded twice, and is slow.
 
 
 def _average(weight: Tensor, gate: Tensor, out: Tensor) -> None:
-    """out = weight gate, for weights [rows, sources]."""
-    half = weight.shape[0] // 2
-    if half == 0 or weight.dtype.itemsize < 4:
-        torch.mm(weight, gate, out=out)
-        return
-    cut = weight.shape[1] - (weight.shape[0] - half)
-    torch.mm(weight[:, :cut], gate[:cut], out=out)
-    out[half:].addmm_(weight[half:, cut:], gate[cut:])
+    """out = weight gate; [heads, rows, sources], [sources, heads, E], [rows, heads, E]."""
+    half = weight.shape[1] // 2 if weight.dtype.itemsize >= 4 else 0
+    cut = weight.shape[2] - (weight.shape[1] - half) if half else weight.shape[2]
+    for w, g, y in zip(weight[:, :, :cut].unbind(0), gate[:cut].unbind(1), out.unbind(1), strict=True):
+        torch.mm(w, g, out=y)
+    if half:
+        rest = weight[:, half:, cut:].unbind(0), gate[cut:].unbind(1), out[half:].unbind(1)
+        for w, g, y in zip(*rest, strict=True):
+            y.addmm_(w, g)
 
 
 def _grad_weights(grad: Tensor, gate: Tensor, out: Tensor) -> None:
-    """out = grad gate^T, [rows, sources]; zero where half the rows see no source."""
-    half = out.shape[0] // 2
-    cut = out.shape[1] - (out.shape[0] - half)
-    torch.mm(grad, gate[:cut].t(), out=out[:, :cut])
-    out[:half, cut:] = 0
-    torch.mm(grad[half:], gate[cut:].t(), out=out[half:, cut:])
+    """out = grad gate^T, zero in the skipped quarter; [rows, heads, E], [sources, heads, E], [heads, rows, sources]."""
+    half = out.shape[1] // 2
+    cut = out.shape[2] - (out.shape[1] - half)
+    out[:, :half, cut:] = 0
+    for dy, g, dp in zip(grad.unbind(1), gate[:cut].unbind(1), out[:, :, :cut].unbind(0), strict=True):
+        torch.mm(dy, g.t(), out=dp)
+    rest = grad[half:].unbind(1), gate[cut:].unbind(1), out[:, half:, cut:].unbind(0)
+    for dy, g, dp in zip(*rest, strict=True):
+        torch.mm(dy, g.t(), out=dp)
 
 
 def _grad_gate(weight: Tensor, grad: Tensor, out: Tensor) -> None:
-    """out = weight^T grad, for weights [rows, sources] of a block of sources and all destinations from its first on."""
-    half = weight.shape[1] // 2
-    if half == 0 or weight.dtype.itemsize < 4:
-        torch.mm(weight.t(), grad, out=out)
-        return
-    torch.mm(weight[half:].t(), grad[half:], out=out)
-    out[:half].addmm_(weight[:half, :half].t(), grad[:half])
+    """out = weight^T grad, for a block of sources and all destinations from its first on.
+
+    [heads, rows, sources], [rows, heads, E], [sources, heads, E].
+    """
+    half = weight.shape[2] // 2 if weight.dtype.itemsize >= 4 else 0
+    for w, dy, dg in zip(weight[:, half:].unbind(0), grad[half:].unbind(1), out.unbind(1), strict=True):
+        torch.mm(w.t(), dy, out=dg)
+    if half:
+        _add_grad_gate(weight[:, :half, :half], grad[:half], out[:half])
+
+
+def _add_grad_gate(weight: Tensor, grad: Tensor, out: Tensor) -> None:
+    """out += weight^T grad; shapes as in `_grad_gate`."""
+    for w, dy, dg in zip(weight.unbind(0), grad.unbind(1), out.unbind(1), strict=True):
+        dg.addmm_(w.t(), dy)

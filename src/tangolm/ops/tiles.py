@@ -45,8 +45,8 @@ class Tiles:
         self.query = scaled.transpose(1, 2).reshape(-1, self.queries, width)  # [B * H, T, D]
         self.key = key.to(dtype).transpose(1, 2).reshape(-1, self.sources, width)  # [B * H, S, D]
         self._document_ids, self._mask = document_ids, mask
-        self._later = torch.ones((self.block, self.block), dtype=torch.bool, device=query.device).triu(1)
         self._never = torch.finfo(dtype).min  # finite: a row without any source must not give 0/0
+        self._later = self.query.new_full((self.block, self.block), self._never).triu_(1)  # added to a block's square
         self._scores, self._weights = self.query.new_empty(self.size), self.query.new_empty(self.size)
         self._first = self._first_sources()
 
@@ -62,19 +62,28 @@ class Tiles:
             end = min(row + span, self.batch * self.heads)
             yield from ((head, min(head + self.group, end)) for head in range(row, end, self.group))
 
-    def rows(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
+    def batch_rows(self, heads: tuple[int, int]) -> Iterator[tuple[int, slice, slice]]:
+        """A group's batch rows: which row, where its heads stand in the group, which heads of the row they are."""
+        low, high = heads
+        for row in range(low // self.heads, (high - 1) // self.heads + 1):
+            start, end = max(low, row * self.heads), min(high, (row + 1) * self.heads)
+            yield row, slice(start - low, end - low), slice(start - row * self.heads, end - row * self.heads)
+
+    def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Blocks of destinations."""
         last = self.queries if last is None else last
         return ((top, min(top + self.block, last)) for top in range(first, last, self.block))
 
-    def first(self, head: int, top: int) -> int:
-        """The first source that the block of destinations from `top` on can see."""
-        return self._first[head // self.heads][top // self.block] if self._first else 0
+    def first(self, row: int, top: int) -> int:
+        """The first source of a batch row that its block of destinations from `top` on can see."""
+        return self._first[row][top // self.block] if self._first else 0
 
-    def end(self, head: int, bottom: int, last: int) -> int:
+    def end(self, row: int, bottom: int, last: int) -> int:
         """The end of the blocks, up to `last`, that see any source before the end of the block that ends at `bottom`."""
+        if not self._first:
+            return last
         end = bottom
-        while end < last and self.first(head, end) < self.past + bottom:
+        while end < last and self.first(row, end) < self.past + bottom:
             end = min(end + self.block, last)
         return end
 
@@ -85,13 +94,13 @@ class Tiles:
         """
         low, high = heads
         rows = slice(low // self.heads, (high - 1) // self.heads + 1)
-        first = min(self.first(row * self.heads, top) for row in range(rows.start, rows.stop))
+        first = min(self.first(row, top) for row in range(rows.start, rows.stop))
         last = self.past + bottom
         shape = (high - low, bottom - top, last - first)
         scores, weights = self.tile(self._scores, shape), self.tile(self._weights, shape)
         torch.bmm(self.query[low:high, top:bottom], self.key[low:high, first:last].transpose(1, 2), out=scores)
         if self._document_ids is None and self._mask is None:
-            scores[:, :, -shape[1] :].masked_fill_(self._later[: shape[1], : shape[1]], self._never)
+            scores[:, :, -shape[1] :].add_(self._later[: shape[1], : shape[1]])
             return first, torch.softmax(scores, -1, out=weights)
         ids = None if self._document_ids is None else self._document_ids[rows, first:last]
         mask = None if self._mask is None else self._mask[rows, first:last]
