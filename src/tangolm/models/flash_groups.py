@@ -128,9 +128,8 @@ def step(call: Call, layout: Layout, state: FlashState) -> Float[Tensor, "B 1 e"
     fresh = real & (position == 0)
     if bool(fresh.any()):
         held["sums"][fresh] = 0.0
-    for name in KEPT:
-        buffer, new = held[name], getattr(call, name)[:, 0]
-        buffer[rows, place] = torch.where(real[:, None], new, buffer[rows, place])
+    for name in KEPT:  # a padding token writes where the next real one will
+        held[name][rows, place] = getattr(call, name)[:, 0]
     distance = (place[:, None] - torch.arange(group, device=place.device))[:, None]
     seen = (distance >= 0) & real[:, None, None]
     out = call.near(call.query, held["key"], held["value"], distance, seen)

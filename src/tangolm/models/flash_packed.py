@@ -98,7 +98,7 @@ class _Cells:
         rank = torch.where(ends, ends.cumsum(1) - 1, full)
         where = torch.arange(length, device=device).expand(batch, length)
         end = where.new_zeros((batch, full + 1)).scatter(1, rank, where)[:, :full]
-        exists = torch.arange(full, device=device) < ends.sum(1, keepdim=True)
+        exists = torch.arange(full, device=device) < ends.sum(1, keepdim=True)  # the others add zero
         members = (end[..., None] - (group - 1) + torch.arange(group, device=device)).clamp(min=0).flatten(1)
         far_key = _take(operands["far_key"], members).unflatten(1, (full, group))
         value = _take(operands["value"], members).unflatten(1, (full, group))
@@ -106,9 +106,9 @@ class _Cells:
         document = documents.gather(1, end)
         if start is not None:
             sums = torch.cat([start[:, None], sums], 1)
-            exists, document = F.pad(exists, (1, 0), value=True), F.pad(document, (1, 0))
+            document = F.pad(document, (1, 0))
             end = torch.cat([length - valid.sum(1, keepdim=True) - 1, end], 1)
-        self.own, self.exists, self.document, self.end = sums, exists, document, end
+        self.own, self.document, self.end = sums, document, end
         self.before = ends.cumsum(1) - ends.long() + (0 if self.started else -1)  # the last full group before an entry
 
     def read(self, call: Call, far_query: Tensor, valid: Tensor, place: Tensor) -> Float[Tensor, "B A e"]:
@@ -116,7 +116,7 @@ class _Cells:
         length, places = place.shape[1], torch.arange(self.group, device=place.device)
         # A product with ones and zeros rather than differences of running sums: documents stay out of each other's rounding.
         earlier = torch.ones((self.count, self.count), dtype=torch.bool, device=place.device).tril()
-        same = (self.document[:, :, None] == self.document[:, None, :]) & earlier & self.exists[:, None, :]
+        same = (self.document[:, :, None] == self.document[:, None, :]) & earlier
         sums = (same.to(self.own.dtype) @ self.own.flatten(2)).view(self.own.shape)
         readers = (self.end[..., None] + 1 + places).clamp(max=length - 1).flatten(1)
         query = _take(far_query, readers).unflatten(1, (self.count, self.group))
@@ -127,7 +127,7 @@ class _Cells:
 
     def final(self) -> Float[Tensor, "B s e"]:
         """The sum over the full groups of each row's last document."""
-        last = (self.document == self.documents[:, -1:]) & self.exists
+        last = self.document == self.documents[:, -1:]
         return (last.to(self.own.dtype)[:, None] @ self.own.flatten(2)).view(self.own[:, 0].shape)
 
 
