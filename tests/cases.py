@@ -14,9 +14,6 @@ import pytest
 
 TABLE = Path(__file__).parents[1] / "docs" / "cases.md"
 LATER = {
-    9: "windowed TANGO",
-    10: "windowed TANGO",
-    11: "windowed TANGO",
     13: "GAU",
     14: "beam search",
     27: "several processes",
