@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tangolm.models.gated_unit import bias_at
+from tangolm.ops.operators import register
 from tangolm.ops.reference import visible
 
 
@@ -31,10 +32,9 @@ def blocked(
     positions: Int[Tensor, "B S"] | None,
 ) -> Float[Tensor, "B T e"]:
     """A v for the last T of S sources; arguments as in `tangolm.models.gau.reference`."""
-    return forward(query, key, value, bias, document_ids, mask, positions)
+    return torch.ops.tangolm.gau(query, key, value, bias, document_ids, mask, positions)
 
 
-@torch.library.custom_op("tangolm::gau", mutates_args=())
 def forward(
     query: Tensor,
     key: Tensor,
@@ -44,7 +44,7 @@ def forward(
     mask: Tensor | None,
     positions: Tensor | None,
 ) -> Tensor:
-    """A v, of [B, T, e]."""
+    """What the operator `tangolm::gau` does; compilers see it whole, with its shapes and derivative."""
     with torch.autocast(query.device.type, enabled=False):
         blocks = Blocks(query, key, bias, document_ids, mask, positions)
         out = value.new_empty((*query.shape[:2], value.shape[2]))
@@ -54,7 +54,6 @@ def forward(
         return out
 
 
-@torch.library.custom_op("tangolm::gau_backward", mutates_args=())
 def backward(
     grad: Tensor,
     query: Tensor,
@@ -81,25 +80,31 @@ def backward(
         return grad_query, grad_key, grad_value.to(value.dtype), grad_bias.mul_(blocks.context).to(bias.dtype)
 
 
-@forward.register_fake
-def _(query, key, value, bias, document_ids, mask, positions):
-    return value.new_empty((*query.shape[:2], value.shape[2]))
-
-
-@backward.register_fake
-def _(grad, query, key, value, bias, document_ids, mask, positions):
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (query, key, value, bias))
-
-
 def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs)
 
 
 def _differentiate(ctx, grad):
-    return *backward(grad, *ctx.saved_tensors), None, None, None
+    return *torch.ops.tangolm.gau_backward(grad, *ctx.saved_tensors), None, None, None
 
 
-forward.register_autograd(_differentiate, setup_context=_save)
+def _differentiate_again(ctx, *grads):
+    raise NotImplementedError("impl 'blocked' has no second derivative; impl='reference' has")
+
+
+register(
+    "tangolm::gau",
+    forward,
+    lambda query, key, value, *_: value.new_empty((*query.shape[:2], value.shape[2])),
+    _differentiate,
+    _save,
+)
+register(
+    "tangolm::gau_backward",
+    backward,
+    lambda _, *inputs: tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:4]),
+    _differentiate_again,
+)
 
 
 @register_flop_formula(torch.ops.tangolm.gau)
