@@ -44,23 +44,22 @@ def forward(
     query: Tensor, key: Tensor, gate: Tensor, temperature: Tensor, document_ids: Tensor | None, mask: Tensor | None
 ) -> Tensor:
     """What the operator `tangolm::aggregate_gates` does; compilers see it whole, with its shapes and derivative."""
-    with torch.autocast(query.device.type, enabled=False):
-        tiles = Tiles(query, key, temperature, document_ids, mask)
-        gate = _unit_stride(gate)
-        out = gate.new_empty((*query.shape[:3], gate.shape[3]))
-        for heads in tiles.groups():
-            for top, bottom in tiles.blocks():
-                first, weights = tiles.weights(heads, top, bottom)
-                last = first + weights.shape[2]
-                weights = weights.to(gate.dtype)
-                for row, index, columns in tiles.batch_rows(heads):
-                    start = tiles.first(row, top)
-                    _average(
-                        weights[index, :, start - first :],
-                        gate[row, start:last, columns],
-                        out[row, top:bottom, columns],
-                    )
-        return out
+    tiles = Tiles(query, key, temperature, document_ids, mask)
+    gate = _unit_stride(gate)
+    out = gate.new_empty((*query.shape[:3], gate.shape[3]))
+    for heads in tiles.groups():
+        for top, bottom in tiles.blocks():
+            first, weights = tiles.weights(heads, top, bottom)
+            last = first + weights.shape[2]
+            weights = weights.to(gate.dtype)
+            for row, index, columns in tiles.batch_rows(heads):
+                start = tiles.first(row, top)
+                _average(
+                    weights[index, :, start - first :],
+                    gate[row, start:last, columns],
+                    out[row, top:bottom, columns],
+                )
+    return out
 
 
 def backward(
@@ -73,60 +72,59 @@ def backward(
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `tangolm::aggregate_gates_backward` does: the gradients of query, key, gate and temperature."""
-    with torch.autocast(query.device.type, enabled=False):
-        tiles = Tiles(query, key, temperature, document_ids, mask)
-        past, strip_rows = tiles.past, tiles.strip_rows
-        grad_query = torch.empty_like(tiles.query)  # [B * H, T, D], of the scaled queries
-        grad_key = torch.zeros_like(tiles.key).transpose(1, 2).contiguous()  # [B * H, D, S], the faster way round
-        grad_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
-        grad_gate[:, :past] = 0
-        grad, gate = _unit_stride(grad), _unit_stride(gate)
-        products = gate.new_empty(tiles.size)
-        kept_weights = gate.new_empty(tiles.group * min(strip_rows, tiles.queries) * tiles.sources)
-        for heads in tiles.groups():
-            joint = slice(*heads)
-            for above in range(0, tiles.queries, strip_rows):
-                below = min(above + strip_rows, tiles.queries)
-                kept = tiles.tile(kept_weights, (heads[1] - heads[0], below - above, past + below))
-                if tiles.skips:
-                    kept.zero_()
-                for top, bottom in tiles.blocks(above, below):
-                    first, weights = tiles.weights(heads, top, bottom)
-                    last = first + weights.shape[2]
-                    kept[:, top - above : bottom - above, first:last] = weights
-                    grad_weights = tiles.tile(products, weights.shape)
-                    for row, index, columns in tiles.batch_rows(heads):
-                        start = tiles.first(row, top)
-                        if start > first:
-                            grad_weights[index, :, : start - first] = 0
-                        _grad_weights(
-                            grad[row, top:bottom, columns],
-                            gate[row, start:last, columns],
-                            grad_weights[index, :, start - first :],
-                        )
-                    scores = tiles.softmax_backward(grad_weights, weights)
-                    torch.bmm(scores, tiles.key[joint, first:last], out=grad_query[joint, top:bottom])
-                    grad_key[joint, :, first:last].baddbmm_(tiles.query[joint, top:bottom].transpose(1, 2), scores)
+    tiles = Tiles(query, key, temperature, document_ids, mask)
+    past, strip_rows = tiles.past, tiles.strip_rows
+    grad_query = torch.empty_like(tiles.query)  # [B * H, T, D], of the scaled queries
+    grad_key = torch.zeros_like(tiles.key).transpose(1, 2).contiguous()  # [B * H, D, S], the faster way round
+    grad_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    grad_gate[:, :past] = 0
+    grad, gate = _unit_stride(grad), _unit_stride(gate)
+    products = gate.new_empty(tiles.size)
+    kept_weights = gate.new_empty(tiles.group * min(strip_rows, tiles.queries) * tiles.sources)
+    for heads in tiles.groups():
+        joint = slice(*heads)
+        for above in range(0, tiles.queries, strip_rows):
+            below = min(above + strip_rows, tiles.queries)
+            kept = tiles.tile(kept_weights, (heads[1] - heads[0], below - above, past + below))
+            if tiles.skips:
+                kept.zero_()
+            for top, bottom in tiles.blocks(above, below):
+                first, weights = tiles.weights(heads, top, bottom)
+                last = first + weights.shape[2]
+                kept[:, top - above : bottom - above, first:last] = weights
+                grad_weights = tiles.tile(products, weights.shape)
                 for row, index, columns in tiles.batch_rows(heads):
-                    start, middle = tiles.first(row, above), past + above
-                    if start < middle:  # sources before the strip; earlier strips have written or cleared them
-                        _add_grad_gate(
-                            kept[index, :, start:middle],
-                            grad[row, above:below, columns],
-                            grad_gate[row, start:middle, columns],
-                        )
-                    for top, bottom in tiles.blocks(above, below):
-                        end = tiles.end(row, bottom, below)
-                        _grad_gate(
-                            kept[index, top - above : end - above, past + top : past + bottom],
-                            grad[row, top:end, columns],
-                            grad_gate[row, past + top : past + bottom, columns],
-                        )
-        scaled = grad_query.view(tiles.batch, tiles.heads, tiles.queries, -1).transpose(1, 2)
-        grad_temperature = (scaled * query).sum((0, 1, 3)).to(temperature.dtype)
-        scaled = (scaled * temperature.to(scaled.dtype)[:, None]).to(query.dtype).contiguous()
-        back = grad_key.view(tiles.batch, tiles.heads, -1, tiles.sources).permute(0, 3, 1, 2)
-        return scaled, back.to(key.dtype).contiguous(), grad_gate, grad_temperature
+                    start = tiles.first(row, top)
+                    if start > first:
+                        grad_weights[index, :, : start - first] = 0
+                    _grad_weights(
+                        grad[row, top:bottom, columns],
+                        gate[row, start:last, columns],
+                        grad_weights[index, :, start - first :],
+                    )
+                scores = tiles.softmax_backward(grad_weights, weights)
+                torch.bmm(scores, tiles.key[joint, first:last], out=grad_query[joint, top:bottom])
+                grad_key[joint, :, first:last].baddbmm_(tiles.query[joint, top:bottom].transpose(1, 2), scores)
+            for row, index, columns in tiles.batch_rows(heads):
+                start, middle = tiles.first(row, above), past + above
+                if start < middle:  # sources before the strip; earlier strips have written or cleared them
+                    _add_grad_gate(
+                        kept[index, :, start:middle],
+                        grad[row, above:below, columns],
+                        grad_gate[row, start:middle, columns],
+                    )
+                for top, bottom in tiles.blocks(above, below):
+                    end = tiles.end(row, bottom, below)
+                    _grad_gate(
+                        kept[index, top - above : end - above, past + top : past + bottom],
+                        grad[row, top:end, columns],
+                        grad_gate[row, past + top : past + bottom, columns],
+                    )
+    scaled = grad_query.view(tiles.batch, tiles.heads, tiles.queries, -1).transpose(1, 2)
+    grad_temperature = (scaled * query).sum((0, 1, 3)).to(temperature.dtype)
+    scaled = (scaled * temperature.to(scaled.dtype)[:, None]).to(query.dtype).contiguous()
+    back = grad_key.view(tiles.batch, tiles.heads, -1, tiles.sources).permute(0, 3, 1, 2)
+    return scaled, back.to(key.dtype).contiguous(), grad_gate, grad_temperature
 
 
 def _save(ctx, inputs, output) -> None:
@@ -174,9 +172,9 @@ def _unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-# The products of some heads of one batch row. Of a block's weights on its own tokens, a lower triangle, a quarter is skipped:
-# the upper half of its rows on the last half of its columns. Where that would mean adding to a product it is done for wide
-# dtypes only: a bfloat16 sum would be rounded twice, and is slow.
+# The products of some heads of one batch row, all in place or into `out`, which autocast leaves alone. Of a block's weights
+# on its own tokens, a lower triangle, a quarter is skipped: the upper half of its rows on the last half of its columns.
+# Where that would mean adding to a product it is done for wide dtypes only: a bfloat16 sum would be rounded twice, and slow.
 
 
 def _average(weight: Tensor, gate: Tensor, out: Tensor) -> None:
