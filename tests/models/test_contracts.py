@@ -411,12 +411,17 @@ def test_padded_vocabulary(family: str) -> None:
     assert abs(out.loss.item() - torch.tensor(float(VOCABULARY)).log().item()) < 0.1
 
 
-@families
-def test_compiled_equals_eager(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [(family, "aot_eager") for family in EVERY]
+    + [pytest.param(family, "inductor", marks=pytest.mark.slow) for family in ("tango", "windowed-tango", "loop")],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
+def test_compiled_equals_eager(family: str, backend: str) -> None:
     torch._dynamo.reset()
     model = livelier(build(family))
     ids, documents = tokens(2, 24), torch.arange(24).div(7, rounding_mode="floor").expand(2, 24)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     for inputs in ({}, {"document_ids": documents}, {"attention_mask": documents > 0}):
         model.zero_grad()
         eager = model(ids, labels=ids, **inputs).loss

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from tangolm.config import suggest
 from tangolm.data import Progress as Report
@@ -49,14 +49,36 @@ def progress() -> Iterator[Report]:
     if not shown.is_terminal:
         yield _plain_lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=shown, transient=True) as bar:
-        task = bar.add_task("", total=None)
+    bars = Bars(shown)
+    try:
+        yield bars
+    finally:
+        bars.stop()
 
-        def report(done: int, total: int, text: str) -> None:
-            bar.update(task, description=text, completed=done, total=total or None)
 
-        yield report
+class Bars:
+    """One bar after another: each begins at its first report and goes at its last, so that others may draw between."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=None)
+            self._bar.start()
+        self._bar.update(self._task, description=text, completed=done, total=total or None)
+        if total and done >= total:
+            self.stop()
+
+    def stop(self) -> None:
+        """Take away the bar that is shown, if one is."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 def _plain_lines() -> Callable[[int, int, str], None]:
