@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tangolm.models.base import layout_of
+from tangolm.models.cache import layout_of
 from tangolm.models.gated_unit import GatedUnit
 from tangolm.models.layers import Application
 from tests.models.tiny import build

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tangolm.models import build_model, preset, training_memory_bytes
-from tangolm.models.base import layout_of
+from tangolm.models.cache import layout_of
 from tangolm.models.gated_unit import GatedUnit
 from tangolm.models.gau import IMPLS
 from tests.models.gated_loop import assert_same, block_of, packed, padded, plain, random_rows

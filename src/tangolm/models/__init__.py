@@ -4,8 +4,9 @@ An architecture is a file with its configuration and block, a line in `build.MOD
 `presets.FAMILIES`. Modules here are single-device and know nothing of data or training.
 """
 
-from tangolm.models.base import Block, Cache, LanguageModel, ModelConfig, ModelOutput, Score, supervised
+from tangolm.models.base import Block, LanguageModel, ModelConfig, ModelOutput, Score, supervised
 from tangolm.models.build import MODELS, build_model, config_class
+from tangolm.models.cache import Cache
 from tangolm.models.files import load_model, read_tokenizer_name, save_model
 from tangolm.models.layer import TangoLayer
 from tangolm.models.memory import training_memory_bytes

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tangolm.config import suggest
-from tangolm.models.base import positions_in_documents
+from tangolm.models.cache import positions_in_documents
 from tangolm.models.gated_unit import GatedUnit, GatedUnitConfig, bias_at
 from tangolm.models.gau_blocked import blocked
 from tangolm.models.layers import Layout

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tangolm.models.base import Cache, draw, layout_of
+from tangolm.models.base import draw
+from tangolm.models.cache import Cache, layout_of
 from tangolm.models.layers import Application
 from tangolm.models.tango import TangoBlock, TangoConfig
 from tangolm.ops import check_documents
