@@ -15,6 +15,9 @@ from tangolm.models import LanguageModel, build_model, load_model, preset, prese
 from tests.models.tiny import CONTEXT, EVERY, VOCABULARY, assert_equal, build, livelier, tiny, tokens
 
 families = pytest.mark.parametrize("family", EVERY)
+# What takes seconds a family: two of them in `make check`, all in `make test`.
+QUICK = ("tango", "loop")
+heavy = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in EVERY]
 implementations = pytest.mark.parametrize(
     ("family", "impl"), [(family, impl) for family in EVERY for impl in ("auto", "reference")]
 )
@@ -341,7 +344,7 @@ def test_refused_values_name_the_field(family: str, field: str, value: float) ->
         tiny(family, **{field: value})
 
 
-@families
+@pytest.mark.parametrize("family", heavy)
 def test_saved_equals_loaded_in_a_new_process(family: str, tmp_path) -> None:
     model = build(family, seed=5)
     ids = tokens(1, 12)
@@ -413,7 +416,7 @@ def test_padded_vocabulary(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "backend"),
-    [(family, "aot_eager") for family in EVERY]
+    [pytest.param(family, "aot_eager", marks=() if family in QUICK else pytest.mark.slow) for family in EVERY]
     + [pytest.param(family, "inductor", marks=pytest.mark.slow) for family in ("tango", "windowed-tango", "loop")],
 )
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
@@ -435,7 +438,7 @@ def test_compiled_equals_eager(family: str, backend: str) -> None:
             assert_equal(parameter.grad, gradient)
 
 
-@families
+@pytest.mark.parametrize("family", heavy)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_learns_to_copy(family: str, precision: str) -> None:
     """Random halves repeated: the second half can only be predicted by looking back."""
