@@ -1,30 +1,12 @@
-"""A tiny prepared folder of sums, and a tiny model for it."""
+"""A tiny model for the sums."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-import torch
 
 import tangolm
 from tangolm.models import LanguageModel
-from tests.training.sums import CONTEXT, prepare_sums
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """Two threads on tensors this small spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare_sums(tmp_path_factory.mktemp("data") / "sums")
+from tests.training.sums import CONTEXT
 
 
 @pytest.fixture

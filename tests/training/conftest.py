@@ -1,30 +1,15 @@
-"""A tiny prepared folder, and the configuration of a tiny run on it."""
+"""The configuration of a tiny run on the sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tangolm.training import RunConfig, run_config
-from tests.training.sums import TINY, prepare_sums
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """Two threads on tensors this small spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare_sums(tmp_path_factory.mktemp("data") / "sums")
+from tests.training.sums import TINY
 
 
 @pytest.fixture
