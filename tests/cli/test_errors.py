@@ -63,6 +63,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["count", "tango-70m-d4", "--context", "0"], "context must be at least 1, got 0"),
         (["count", "tango-70m-d4", "--context", "many"], "--context.*integer"),
         (["count", "tango-70m-d4", "--batch-size", "0"], "batch_size must be at least 1"),
+        (["count", "tango-mini-d4", "--context", "99999999999999999999"], "context must be at most"),
+        (["count", "tango-mini-d4", "--vocab-size", "2147483647", "--context", "2147483647"], "take smaller ones"),
+        (["count", "nope"], "'nope' is not known; .tangolm presets. lists all"),
+        (["prepare", "text", "--source", ".", "--out", "x", "--context", "99999999999"], "context must be at most"),
         (["count"], "PRESET"),
         (["count", "tango-mini-d4", "--no-such-option"], "--no-such-option"),
         (["prepare", "dm-math", "--out", "x"], "dataset 'dm-math' is not known; did you mean 'dm-mathematics'"),
@@ -74,10 +78,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["train", "--out", "x"], "--preset is missing"),
         (["train", "--out", "x", "--preset", "tango-mini-d4"], "--data is missing"),
         (["train", "--out", "x", "--preset", "tango-mini-d4", "--data", "no-such-folder"], "no-such-folder"),
-        (["train", "--out", "no-such-run", "--resume"], "--preset is missing"),
+        (["train", "--out", "no-such-run", "--resume"], "run no-such-run does not exist"),
         (["evaluate", "no-such-run"], "no-such-run does not exist"),
         (["evaluate", ".", "--split", "tset"], "tset"),
-        (["generate", "no-such-model", "--prompt", "x"], "holds no model"),
+        (["generate", "no-such-model", "--prompt", "x"], "no-such-model is not a folder"),
         (["report", "no-such-run", "--out", "x.html"], "no-such-run"),
     ],
 )
@@ -109,6 +113,9 @@ def test_refused(
         (["--set", "device=tpu"], "device must be one of"),
         (["--set", "impl=triton9"], "impl 'triton9'"),
         (["--stop-after", "0"], "stop_after must be at least 1"),
+        (["--stop-after", "0", "--dry-run"], "stop_after must be at least 1"),
+        (["--epochs", "1e300", "--dry-run"], "epochs must be above 0 and at most"),
+        (["--steps", "99999999999999999999", "--dry-run"], "steps must be at most"),
     ],
 )
 def test_bad_training(
@@ -156,6 +163,26 @@ def test_runs_are_not_overwritten(capsys: pytest.CaptureFixture[str], prepared: 
     assert "empty" in line
     line = refused(capsys, "generate", tmp_path / "run", "--prompt", "to", "--temperature", "-1")
     assert "temperature" in line
+    assert "seed must be" in refused(capsys, "generate", tmp_path / "run", "--prompt", "to", "--seed", "-1")
+    assert "is not a folder" in refused(capsys, "generate", tmp_path / "run" / "config.json", "--prompt", "to")
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert "nope" in refused(capsys, "evaluate", tmp_path / "run", "--data", tmp_path / "nope")
+    assert "must be a file" in refused(capsys, "report", tmp_path / "run", "--out", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["trainer.json", "model.safetensors"])
+def test_damaged_checkpoints_are_named(
+    capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path, name: str
+) -> None:
+    run = tmp_path / "run"
+    small = ["--set", "model.depth=1", "--set", "model.gated_width=16", "--steps", "2", "--quiet"]
+    assert main(["train", "--preset", "loop-mini-d4", "--data", str(prepared), "--out", str(run), *small]) == 0
+    for file in run.glob(f"checkpoints/*/{name}"):
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        file.write_bytes(content)
+    for command in (["evaluate", run], ["generate", run, "--prompt", "to"], ["train", "--resume", "--out", run]):
+        assert name in refused(capsys, *command)
 
 
 def test_json_alone_on_stdout(capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path) -> None:

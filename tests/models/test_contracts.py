@@ -99,6 +99,24 @@ def test_cache_is_for_inference(family: str) -> None:
         model(tokens(1, 3), cache=model.new_cache(1))
     with torch.no_grad(), pytest.raises(ValueError, match="cache is for 2 rows"):
         model(tokens(1, 3), cache=model.new_cache(2))
+    for size in (0, -1, 1.5):
+        with pytest.raises(ValueError, match="batch_size must be a whole number"):
+            model.new_cache(size)
+    with torch.no_grad(), pytest.raises(ValueError, match="cache must come from new_cache, got dict"):
+        model(tokens(1, 3), cache={})
+
+
+@families
+def test_a_cache_of_another_model_is_refused_unchanged(family: str) -> None:
+    model, other = build(family), build(family, depth=4)
+    ids = tokens(1, 6)
+    with torch.no_grad():
+        cache = other.new_cache(1)
+        other(ids[:, :5], cache=cache)
+        with pytest.raises(ValueError, match="cache is of another model"):
+            model(ids[:, 5:], cache=cache)
+        assert cache.length == 5
+        assert_equal(other(ids[:, 5:], cache=cache).logits, other(ids).logits[:, 5:])
 
 
 def greedy(model: LanguageModel, ids: torch.Tensor, mask: torch.Tensor | None, count: int) -> torch.Tensor:

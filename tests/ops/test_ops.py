@@ -329,3 +329,16 @@ def _packed(batch: int, tokens: int) -> tuple[Tensor, Tensor]:
     mask = torch.rand(batch, tokens, generator=generator) < 0.8
     mask[0, : tokens // 3] = False
     return ids, mask
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 2, 4), (1, 3, 0, 4), (1, 3, 2, 0)])
+def test_empty_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    query = torch.zeros(shape)
+    with pytest.raises(ValueError, match="at least 1"):
+        ops.aggregate_gates(query, query, torch.zeros(*shape[:3], 5), torch.ones(shape[2]))
+
+
+def test_whole_numbers_are_refused() -> None:
+    query = torch.zeros(1, 3, 2, 4)
+    with pytest.raises(ValueError, match=r"gate must be floating point, got torch\.int64"):
+        ops.aggregate_gates(query, query, torch.zeros(1, 3, 2, 5).long(), torch.ones(2))

@@ -30,14 +30,14 @@ def presets(json: Json = False) -> None:
     if json:
         print_json(list(configs))
         return
-    table = Table("preset", "d", "F", "parameters", "without embedding", box=None)
+    wide = max(map(len, configs))
+    print(f"{'preset':<{wide}}  {'d':>6}  {'F':>8}  {'parameters':>12}  without embedding")
     for name, config in configs.items():
         counted = config.parameters()
-        numbers = (config.width, config.gated_width, counted["total"], counted["non_embedding"])
-        table.add_row(name, *(f"{number:,}" for number in numbers))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    console().print(table)
+        print(
+            f"{name:<{wide}}  {config.width:>6,}  {config.gated_width:>8,}  {counted['total']:>12,}  "
+            f"{counted['non_embedding']:>17,}"
+        )
 
 
 def count(
@@ -57,8 +57,8 @@ def count(
         raise ValueError("PRESET is missing: give one, such as tango-70m-d4, or --paper")
     if strict:
         raise ValueError("--strict goes with --paper")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not 1 <= batch_size <= 2**20:
+        raise ValueError(f"batch_size must be at least 1 and at most {2**20:,}, got {batch_size}")
     config = preset(name, context=context, vocab_size=vocab_size)
     result = {
         "preset": name,
@@ -110,9 +110,15 @@ def generate(
 
     A model of dm-mathematics wants a question and a newline: printf 'What is 1 + 1?\\n' | tangolm generate RUN --prompt -
     """
-    if Run.exists(folder) and (folder / "metrics.jsonl").exists():
-        folder = Run(folder).best()
-    model = load_model(folder)
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be in [0, 2**32), got {seed}")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; give a run or the folder of a saved model")
+    if Run.exists(folder) and (folder / "checkpoints").is_dir():
+        run = Run(folder)
+        folder, model = run.best(), run.load("best")
+    else:
+        model = load_model(folder)
     tokenizer = get_tokenizer(read_tokenizer_name(folder))
     text = sys.stdin.read() if prompt == "-" else prompt
     [tokens] = generate_tokens(

@@ -47,6 +47,8 @@ def train(
 ) -> None:
     """Train a model on prepared data; interrupt it and go on with --resume."""
     fields = {"steps": steps, "tokens": tokens, "epochs": epochs, "batch_size": batch_size}
+    if stop_after is not None and stop_after < 1:
+        raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
     config = _config(out, preset, data, set_ or [], {key: v for key, v in fields.items() if v is not None}, resume)
     if dry_run:
         planned = plan(config)
@@ -67,7 +69,11 @@ def train(
 def _config(
     out: Path, preset: str | None, data: Path | None, assignments: list[str], fields: dict[str, Any], resume: bool
 ) -> RunConfig:
+    if resume and preset is None and not Run.exists(out):
+        raise ValueError(f"run {out} does not exist, so --resume has nothing to go on with; give --preset and --data")
     if preset is not None:
+        if data is None and resume and Run.exists(out):
+            data = Path(Run(out).config.data)
         if data is None:
             raise ValueError("--data is missing: give the folder that `tangolm prepare` made")
         return run_config(preset, data, assignments, **fields)
@@ -150,4 +156,6 @@ def report(
     out: Annotated[Path, typer.Option(help="The HTML file to write.")],
 ) -> None:
     """One self-contained page over runs: curves, table, configurations, generated answers."""
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out} must be a file in a folder that exists, such as report.html")
     print(f"report: {write_report(runs, out)}")

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+LONGEST_CONTEXT = 2**20  # tokens; rows are kept whole in memory while they are written
 Progress = Callable[[int, int, str], None]  # done, total, what is being done
 
 

@@ -19,7 +19,7 @@ from tangolm.config import suggest
 from tangolm.data.manifest import SPLITS
 from tangolm.data.rows import Stream
 from tangolm.data.shards import ShardWriter, claim, write_manifest
-from tangolm.data.source import Progress, at_least, existing, new_manifest, no_progress, option
+from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, new_manifest, no_progress, option
 from tangolm.data.tokenizer import TOKENIZERS, get_tokenizer
 
 NAME = "text"
@@ -53,6 +53,8 @@ class TextOptions:
     document_masking: bool = option(False, "keep documents in a row from seeing each other")
 
     def __post_init__(self) -> None:
+        if self.context > LONGEST_CONTEXT:
+            raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
         at_least(2, context=self.context)
         at_least(1, limit_bytes=self.limit_bytes)
         get_tokenizer(self.tokenizer)

@@ -25,6 +25,7 @@ from tangolm.models.layers import Application, Layout, RMSNorm
 from tangolm.ops import check_documents
 
 IGNORED = -100
+LARGEST = 2**31 - 1  # of any size in a configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +63,17 @@ class ModelConfig(ABC):
     def at_least_one(self, *names: str) -> None:
         """Refuse fields below 1."""
         for name in names:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST:,}, got {value}")
 
     def positive(self, *names: str) -> None:
         """Refuse fields that are not above 0."""
         for name in names:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
 
     @property
     @abstractmethod
@@ -294,9 +298,7 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: a batch size below 1.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        return Cache([self.blocks.at(n).new_state() for n in range(self.config.depth)], batch_size)
+        return Cache(self.config, [self.blocks.at(n).new_state() for n in range(self.config.depth)], batch_size)
 
     def _check(
         self,
@@ -313,10 +315,10 @@ class LanguageModel(nn.Module):
                 f"labels must be aligned with input_ids {tuple(input_ids.shape)}, got {tuple(labels.shape)}"
             )
         check_documents(document_ids, mask, *input_ids.shape, mask_name="attention_mask")
-        if cache is not None and cache.batch_size != input_ids.shape[0]:
-            raise ValueError(
-                f"cache is for {cache.batch_size} rows, input_ids has {input_ids.shape[0]}; make another with new_cache"
-            )
+        if cache is not None:
+            if not isinstance(cache, Cache):
+                raise ValueError(f"cache must come from new_cache, got {type(cache).__name__}")
+            cache.check(self.config, input_ids.shape[0])
         # Elsewhere the range check would wait for the device at every step.
         if input_ids.device.type == "cpu" and input_ids.numel():
             low, high = int(input_ids.min()), int(input_ids.max())

@@ -17,12 +17,26 @@ if TYPE_CHECKING:
 class Cache:
     """What generation keeps: one state an application of a block, and where each row's last document stands."""
 
-    def __init__(self, states: list[Any], batch_size: int) -> None:
+    def __init__(self, config: ModelConfig, states: list[Any], batch_size: int) -> None:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+        self.config = config
         self.states = states
         self.batch_size = batch_size
         self.length = 0
         self._next_position: Tensor | None = None  # [B]: real tokens of the row's last document so far
         self._last_document: Tensor | None = None  # [B]
+
+    def check(self, config: ModelConfig, rows: int) -> None:
+        """Refuse a call of another model or batch size, before anything is changed.
+
+        Raises:
+            ValueError: the cache is of another configuration, or for another number of rows.
+        """
+        if self.config != config:
+            raise ValueError("cache is of another model; make one with new_cache of the model that takes it")
+        if self.batch_size != rows:
+            raise ValueError(f"cache is for {self.batch_size} rows, this call has {rows}; make another with new_cache")
 
     @property
     def bytes(self) -> int:

@@ -75,6 +75,10 @@ class TangoLayer(nn.Module):
         if not torch.compiler.is_compiling():
             if h.ndim != 3 or h.shape[-1] != self.config.width:
                 raise ValueError(f"h must be [B, T, {self.config.width}], got {tuple(h.shape)}")
+            if h.shape[1] == 0:
+                raise ValueError(f"h must have at least one token, got {tuple(h.shape)}")
+            if cache is not None:
+                cache.check(self.config, h.shape[0])
             check_documents(document_ids, mask, *h.shape[:2], mask_name="attention_mask")
         like = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
         layout = layout_of(like, mask, document_ids, cache, self.config, h.dtype)
@@ -82,4 +86,4 @@ class TangoLayer(nn.Module):
 
     def new_cache(self, batch_size: int) -> Cache:
         """An empty cache for one application of the layer."""
-        return Cache([self.block.new_state()], batch_size)
+        return Cache(self.config, [self.block.new_state()], batch_size)

@@ -15,6 +15,7 @@ from tangolm.models.base import LanguageModel, ModelConfig, mean_nll, supervised
 from tangolm.models.build import MODELS
 
 BYTES_PER_PARAMETER = 16
+LARGEST_TENSOR = 2**60  # numbers
 
 
 def training_memory_bytes(
@@ -27,7 +28,13 @@ def training_memory_bytes(
         batch_size: sequences in the step.
         precision: "float32", or "bf16" for autocast with float32 weights.
         impl: the implementation of the tokens' interaction.
+
+    Raises:
+        ValueError: sizes beyond what a tensor can have.
     """
+    if batch_size * config.context * max(config.vocab_size, config.gated_width) > LARGEST_TENSOR:
+        sizes = f"batch_size {batch_size}, context {config.context}, vocab_size {config.vocab_size}"
+        raise ValueError(f"{sizes}: together beyond what a tensor can hold; take smaller ones")
     seen: set[int] = set()
     held: list[Tensor] = []  # keeps storages alive, so that an identity stands for one storage only
     saved = 0

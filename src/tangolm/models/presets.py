@@ -9,6 +9,7 @@ Table 6, as printed there.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -173,7 +174,9 @@ def preset(name: str, *, vocab_size: int | None = None, context: int | None = No
             raise ValueError(
                 f"preset {name!r}: the paper gives no conventional geometry there{suggest(name, preset_names())}"
             )
-        raise ValueError(f"preset {name!r} is not known{suggest(name, preset_names())} `tangolm presets` lists all")
+        near = difflib.get_close_matches(name, preset_names(), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"preset {name!r} is not known; {hint}`tangolm presets` lists all")
     family, tier_name, depth = match[1], match[2], int(match[3])
     tier = TIERS[tier_name]
     fields: dict[str, Any] = {

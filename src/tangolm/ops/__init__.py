@@ -103,6 +103,11 @@ def _check(
 ) -> None:
     if query.ndim != 4:
         raise ValueError(f"query must be [B, T, H, D], got {tuple(query.shape)}")
+    if 0 in query.shape[1:]:
+        raise ValueError(f"query must have T, H and D of at least 1, got {tuple(query.shape)}")
+    for name, tensor in (("query", query), ("key", key), ("gate", gate), ("temperature", temperature)):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}; convert it with .float()")
     batch, tokens, heads, _ = query.shape
     if key.shape != query.shape:
         raise ValueError(f"key must have the shape of query {tuple(query.shape)}, got {tuple(key.shape)}")
@@ -120,7 +125,9 @@ def _check_window(
         raise ValueError(f"window must be at least 1, got {window}")
     if window is None and features is not None:
         raise ValueError("features need a window: without one every source is weighted in full")
-    if features is not None and (features.ndim != 3 or features.shape[::2] != query.shape[2:]):
+    if features is not None and (
+        features.ndim != 3 or features.shape[::2] != query.shape[2:] or features.shape[1] == 0
+    ):
         heads, width = query.shape[2:]
         raise ValueError(f"features must be directions [{heads}, M, {width}], got {tuple(features.shape)}")
     kind = Sources if window is None else WindowState

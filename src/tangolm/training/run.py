@@ -31,6 +31,7 @@ from tangolm.training.optim import OptimizerConfig, warmup_steps
 FORMAT = 1
 RESOLVE = {ModelConfig: config_class}
 PEAK_LR = {"mini": 2e-3, "70m": 6e-4, "160m": 4e-4, "410m": 3e-4}
+LONGEST, MOST_EPOCHS = 2**50, 1_000_000  # of a run; beyond is a slip of the hand
 EVALUATIONS = 10  # a run that says nothing about it is evaluated this often
 
 
@@ -104,11 +105,13 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+            if value is not None and value > LONGEST:
+                raise ConfigError(f"{name} must be at most {LONGEST:,}, got {value}")
         for name in ("model_seed", "data_seed"):
             if not 0 <= getattr(self, name) < 2**32:
                 raise ConfigError(f"{name} must be in [0, 2**32), got {getattr(self, name)}")
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise ConfigError(f"epochs must be above 0, got {self.epochs}")
+        if self.epochs is not None and not 0 < self.epochs <= MOST_EPOCHS:
+            raise ConfigError(f"epochs must be above 0 and at most {MOST_EPOCHS:,}, got {self.epochs}")
         given = [
             f"{name}={getattr(self, name)}" for name in ("steps", "tokens", "epochs") if getattr(self, name) is not None
         ]
@@ -327,6 +330,9 @@ class Run:
     def _last(self) -> tuple[Path, checkpoint.State]:
         found = checkpoint.newest(self.checkpoints)
         if found is None:
+            damaged = checkpoint.checkpoints(self.checkpoints)
+            if damaged:
+                checkpoint.read_state(damaged[-1])  # says what is wrong with it
             raise ValueError(f"run {self.folder} has no checkpoint yet; train it first")
         return found, checkpoint.read_state(found)
 

@@ -46,6 +46,8 @@ def evaluate_run(
     config = run.config if data is None else dataclasses.replace(run.config, data=str(Path(data).resolve()))
     folder = run.best()
     weights = _sha256(folder / "model.safetensors")
+    if data is not None:
+        open_data(config, split)  # refused even where a kept result makes reading it needless
     kept = run.evaluation(split)
     if kept is not None:
         if kept.get("weights_sha256") == weights and kept.get("data_sha256") == config.data_sha256:
