@@ -46,8 +46,8 @@ def evaluate_run(
     config = run.config if data is None else dataclasses.replace(run.config, data=str(Path(data).resolve()))
     folder = run.best()
     weights = _sha256(folder / "model.safetensors")
-    if data is not None:
-        open_data(config, split)  # refused even where a kept result makes reading it needless
+    # A folder that is named is refused even where a kept result makes reading it needless.
+    opened = None if data is None else open_data(config, split)
     kept = run.evaluation(split)
     if kept is not None:
         if kept.get("weights_sha256") == weights and kept.get("data_sha256") == config.data_sha256:
@@ -57,7 +57,8 @@ def evaluate_run(
                 f"the test split has met step {kept.get('step')} of run {run.folder}, but {folder.name} is now the best; "
                 f"it is evaluated once: delete {run.folder / 'evaluation' / 'test.json'} to give that result up"
             )
-    opened = open_data(config, split)
+    if opened is None:
+        opened = open_data(config, split)
     state = checkpoint.verify(folder)
     last = checkpoint.read_state(run.last())
     place = environment.choose(config)
