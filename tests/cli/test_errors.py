@@ -167,6 +167,8 @@ def test_runs_are_not_overwritten(capsys: pytest.CaptureFixture[str], prepared: 
     assert "is not a folder" in refused(capsys, "generate", tmp_path / "run" / "config.json", "--prompt", "to")
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert "nope" in refused(capsys, "evaluate", tmp_path / "run", "--data", tmp_path / "nope")
+    line = refused(capsys, "evaluate", tmp_path / "run", "--split", "test", "--answers", "--data", prepared)
+    assert "does not go with --answers" in line
     assert "must be a file" in refused(capsys, "report", tmp_path / "run", "--out", tmp_path)
 
 

@@ -120,6 +120,8 @@ def evaluate(
 ) -> None:
     """NLL of the selected checkpoint (lowest development NLL) on a whole split."""
     if answers:
+        if data is not None:
+            raise ValueError(f"--data {data} does not go with --answers, which reads the data where the run found it")
         _answers(run, split, json)
         return
     result = evaluate_run(run, split, data=data)
