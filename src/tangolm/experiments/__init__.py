@@ -1,8 +1,9 @@
-"""One file a table of the paper, and the quickstart: which runs an experiment needs and what they give.
+"""Which runs a comparison needs and what they give: the quickstart, and grids of runs.
 
-An experiment is a file and a line in `EXPERIMENTS`.
+A grid is a file and a line in `EXPERIMENTS`.
 """
 
-from tangolm.experiments import quickstart
+from tangolm.experiments import windowed_defaults
+from tangolm.experiments.grid import Grid
 
-EXPERIMENTS = {"quickstart": quickstart.run}
+EXPERIMENTS: dict[str, Grid] = {"windowed-defaults": windowed_defaults.GRID}
