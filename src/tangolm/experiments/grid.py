@@ -67,16 +67,15 @@ class Grid:
         Raises:
             ValueError: a task, system or model seed that the grid does not have.
         """
-        models = [model for model, _ in SEEDS]
+        models = [str(model) for model, _ in SEEDS]
         for name, asked, known in (
-            ("tasks", tasks, self.tasks),
-            ("systems", systems, self.systems),
-            ("seeds", seeds, models),
+            ("tasks", tasks, list(self.tasks)),
+            ("systems", systems, list(self.systems)),
+            ("seeds", [str(seed) for seed in seeds], models),
         ):
             for one in asked:
                 if one not in known:
-                    hint = suggest(one, known) if isinstance(one, str) else ""
-                    raise ValueError(f"{name} has {one!r}; known: {', '.join(map(str, known))}{hint}")
+                    raise ValueError(f"{name} has {one!r}{suggest(one, known)}")
         for pair in SEEDS:
             for task in self.tasks:
                 for system in self.systems:

@@ -9,7 +9,8 @@ import sysconfig
 
 from tangolm.experiments.grid import Grid, System, Task
 
-TOKENS = 204_800  # of each run: 200 steps
+TOKENS = 204_800  # of a run: 200 steps
+RECALL_TOKENS = 409_600  # full TANGO begins to find the bindings behind 250 of these 400 steps
 TEMPERATURES = (2, 6, 12)
 FEATURES = ("random", "exponential", "none")
 
@@ -39,7 +40,7 @@ GRID = Grid(
                 "limit_bytes": 2_000_000,
             },
         ),
-        "recall": Task("recall", TOKENS, batch_size=1, options={"context": 1024}),
+        "recall": Task("recall", RECALL_TOKENS, batch_size=1, options={"context": 1024}),
     },
     systems={
         "tango": System("tango-mini-d4"),

@@ -23,8 +23,8 @@ from tangolm.models.cache import Cache, layout_of
 from tangolm.models.depth import Depth
 from tangolm.models.layers import Application, Layout, RMSNorm
 from tangolm.ops import check_documents
+from tangolm.ops.loss import IGNORED, head_nll
 
-IGNORED = -100
 LARGEST = 2**31 - 1  # of any size in a configuration
 
 
@@ -231,7 +231,7 @@ class LanguageModel(nn.Module):
         loss = None
         if labels is not None:
             counted = supervised(labels, mask, document_ids)
-            loss = mean_nll(self.logits(hidden) if logits is None else logits, labels, counted)
+            loss = self.mean_nll(hidden, labels, counted)
         return ModelOutput(loss, logits, cache)
 
     def hidden(
@@ -246,6 +246,14 @@ class LanguageModel(nn.Module):
         layout = layout_of(input_ids, mask, document_ids, cache, self.config, dtype)
         h = self.embedding(input_ids)
         return self.norm(self.blocks(h, layout, self._rotation, None if cache is None else cache.states))
+
+    def mean_nll(
+        self, hidden: Float[Tensor, "B T d"], labels: Int[Tensor, "B T"], counted: Bool[Tensor, "B Tm1"]
+    ) -> Float[Tensor, " "]:
+        """Mean NLL in nats over the counted predictions, in at least float32; 0 where none counts."""
+        targets = labels[:, 1:].masked_fill(~counted, IGNORED).flatten()
+        nll = head_nll(hidden[:, :-1].flatten(0, 1), self.embedding.weight, targets, self.config.vocab_size)
+        return nll / counted.sum().clamp(min=1)
 
     def rotate(self, offset: int | None) -> None:
         """Which segment of a rotating width application n takes from now on: (n + offset) mod segments; None: all of them.
@@ -350,16 +358,6 @@ def draw(module: nn.Module, blocks: list[Block], config: ModelConfig, generator:
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
     for block in blocks:
         block.draw_buffers(generator)
-
-
-def mean_nll(
-    logits: Float[Tensor, "B T V"], labels: Int[Tensor, "B T"], counted: Bool[Tensor, "B Tm1"]
-) -> Float[Tensor, " "]:
-    """Mean NLL in nats over the counted predictions, in at least float32; 0 where none counts."""
-    targets = labels[:, 1:].masked_fill(~counted, IGNORED)
-    predictions = _wide(logits[:, :-1]).flatten(0, 1)
-    nll = F.cross_entropy(predictions, targets.flatten(), ignore_index=IGNORED, reduction="sum")
-    return nll / counted.sum().clamp(min=1)
 
 
 def supervised(

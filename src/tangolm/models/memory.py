@@ -2,7 +2,7 @@
 
 weights, gradients and AdamW's two moments: 16 bytes a parameter in float32
 + every tensor that autograd keeps for the backward pass, each storage once
-+ one more matrix of logits, the gradient that the backward pass starts with
++ the logits that the head holds at a time
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tangolm.models.base import LanguageModel, ModelConfig, mean_nll, supervised
+from tangolm.models.base import LanguageModel, ModelConfig, supervised
 from tangolm.models.build import MODELS
+from tangolm.ops.loss import BLOCK_LOGITS
 
 BYTES_PER_PARAMETER = 16
 LARGEST_TENSOR = 2**60  # numbers
@@ -55,7 +56,7 @@ def training_memory_bytes(
         tokens = torch.zeros((batch_size, config.context), dtype=torch.long)
         autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
-            _ = mean_nll(model.logits(model.hidden(tokens)), tokens, supervised(tokens))
+            _ = model.mean_nll(model.hidden(tokens), tokens, supervised(tokens))
     parameters = config.parameters()["total"]
-    logits = 4 * batch_size * config.context * config.vocab_size
+    logits = 4 * min(batch_size * config.context * config.vocab_size, max(BLOCK_LOGITS, config.vocab_size))
     return BYTES_PER_PARAMETER * parameters + saved + logits
