@@ -255,6 +255,10 @@ class LanguageModel(nn.Module):
         nll = head_nll(hidden[:, :-1].flatten(0, 1), self.embedding.weight, targets, self.config.vocab_size)
         return nll / counted.sum().clamp(min=1)
 
+    def recompute(self, on: bool = True) -> None:
+        """Save memory in training from now on: form most activations again in the backward pass, to the same bits."""
+        self.blocks.recompute = on
+
     def rotate(self, offset: int | None) -> None:
         """Which segment of a rotating width application n takes from now on: (n + offset) mod segments; None: all of them.
 

@@ -3,19 +3,18 @@
     nll = sum_t (logsumexp(h_t E^T) - h_t E_(y_t)^T)         d nll / d logits_t = softmax(h_t E^T) - onehot(y_t)
 
 A block's logits exist once: the forward pass takes its loss and, where a gradient will be asked for, its share of dh and dE
-from them, so that nothing is recomputed and only dh and dE are kept. Logits are rounded to the compute dtype (autocast's where
-that is on); softmax, loss and dE are formed in at least float32. One block where all logits are small.
+from them, so that nothing is recomputed and only dh and dE are kept. Products are of the compute dtype (autocast's where that
+is on); softmax, loss and the sum over blocks are of at least float32. Small logits are one block.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from tangolm.ops.operators import register
 
 BLOCK_LOGITS = 2**24  # logits that exist at a time: 64 MB in float32
 IGNORED = -100
@@ -31,49 +30,77 @@ def head_nll(
         embedding: rows from `vocab_size` on are padding and give no logits.
         targets: below `vocab_size`, or -100.
     """
-    return _HeadNll.apply(hidden, embedding, targets, vocab_size)
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    wanted = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden, embedding)]
+    return torch.ops.tangolm.head_nll(hidden, embedding, targets, vocab_size, compute, *wanted)[0]
 
 
-class _HeadNll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        needs_hidden, needs_embedding = ctx.needs_input_grad[:2]
-        rows = max(1, BLOCK_LOGITS // vocab_size)
-        known = embedding[:vocab_size]
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_embedding = torch.zeros(embedding.shape, dtype=wide, device=embedding.device) if needs_embedding else None
-        nll = torch.zeros((), dtype=wide, device=hidden.device)
+def forward(
+    hidden: Tensor,
+    embedding: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    compute: torch.dtype,
+    with_hidden: bool,
+    with_embedding: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the operator `tangolm::head_nll` does: the sum and its gradients, empty where not wanted."""
+    wide = torch.promote_types(compute, torch.float32)
+    nll, grad_hidden, grad_embedding = _empty(hidden, embedding, with_hidden, with_embedding, wide)
+    nll.zero_()
+    grad_embedding.zero_()
+    rows = max(1, BLOCK_LOGITS // vocab_size)
+    with torch.autocast(hidden.device.type, enabled=False):
+        known = embedding[:vocab_size].to(compute)
         for start in range(0, hidden.shape[0], rows):
-            block, target = hidden[start : start + rows], targets[start : start + rows]
-            logits = F.linear(block, known)
-            compute, logits = logits.dtype, logits.to(wide)
-            counted = target != IGNORED
-            index = target.clamp(min=0)[:, None]
+            block, target = hidden[start : start + rows].to(compute), targets[start : start + rows]
+            logits = F.linear(block, known).to(wide)
+            counted, index = target != IGNORED, target.clamp(min=0)[:, None]
             normaliser = logits.logsumexp(dim=1, keepdim=True)
             nll += ((normaliser - logits.gather(1, index))[:, 0] * counted).sum()
-            if grad_hidden is None and grad_embedding is None:
+            if not (with_hidden or with_embedding):
                 continue
-            slope = logits.sub_(normaliser).exp_()  # the logits' gradient, in their place
+            slope = logits.sub_(normaliser).exp_()  # the gradient of the logits, in their place
             slope.scatter_add_(1, index, slope.new_full((1, 1), -1.0).expand(index.shape))
             slope = slope.mul_(counted[:, None]).to(compute)
-            if grad_hidden is not None:
-                grad_hidden[start : start + rows] = slope @ known.to(compute)
-            if grad_embedding is not None:
-                if compute == wide:
-                    grad_embedding[:vocab_size].addmm_(slope.t(), block.to(compute))
-                else:
-                    grad_embedding[:vocab_size] += slope.t() @ block.to(compute)
-        ctx.save_for_backward(grad_hidden, grad_embedding)
-        ctx.dtype = embedding.dtype
-        return nll
+            if with_hidden:
+                grad_hidden[start : start + rows] = slope @ known
+            if with_embedding and compute == wide:
+                grad_embedding[:vocab_size].addmm_(slope.t(), block)
+            elif with_embedding:
+                grad_embedding[:vocab_size] += slope.t() @ block
+    return nll, grad_hidden, grad_embedding
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad_hidden, grad_embedding = ctx.saved_tensors
-        if grad_hidden is not None:
-            grad_hidden = grad_hidden * grad.to(grad_hidden.dtype)
-        if grad_embedding is not None:
-            grad_embedding = (grad_embedding * grad).to(ctx.dtype)
-        return grad_hidden, grad_embedding, None, None
+
+def _empty(
+    hidden: Tensor, embedding: Tensor, with_hidden: bool, with_embedding: bool, wide: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        hidden.new_empty((), dtype=wide),
+        hidden.new_empty(hidden.shape if with_hidden else (0,)),
+        embedding.new_empty(embedding.shape if with_embedding else (0,), dtype=wide),
+    )
+
+
+def _shapes(hidden, embedding, targets, vocab_size, compute, with_hidden, with_embedding):
+    wide = torch.promote_types(compute, torch.float32)
+    return _empty(hidden, embedding, with_hidden, with_embedding, wide)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.dtype, ctx.wanted = inputs[1].dtype, inputs[5:]
+
+
+def _differentiate(ctx, grad, *_):
+    grad_hidden, grad_embedding = ctx.saved_tensors
+    with_hidden, with_embedding = ctx.wanted
+    return (
+        grad_hidden * grad.to(grad_hidden.dtype) if with_hidden else None,
+        (grad_embedding * grad).to(ctx.dtype) if with_embedding else None,
+        *[None] * 5,
+    )
+
+
+register("tangolm::head_nll", forward, _shapes, _differentiate, _save)

@@ -40,7 +40,9 @@ def plan(config: RunConfig) -> dict[str, Any]:
         "parameters": config.model.parameters(),
         "macs_per_sequence": macs["macs"],
         "useful_macs_per_sequence": macs["useful_macs"],
-        "training_memory_bytes": training_memory_bytes(config.model, micro_batch, place.precision, config.impl),
+        "training_memory_bytes": training_memory_bytes(
+            config.model, micro_batch, place.precision, config.impl, config.recompute
+        ),
         "steps": steps,
         "samples": samples,
         "tokens": samples * config.model.context,

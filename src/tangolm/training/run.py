@@ -65,6 +65,7 @@ class RunConfig:
         precision: "bf16" is autocast over float32 weights; "auto" takes it on a GPU that has it.
         impl: implementation of the tokens' interaction, "auto" takes the fastest.
         compile: train on `torch.compile`d passes.
+        recompute: form most activations again in the backward pass, for less memory (`LanguageModel.recompute`).
 
     Raises:
         ConfigError: a value out of range.
@@ -89,6 +90,7 @@ class RunConfig:
     precision: Literal["auto", "float32", "bf16"] = "auto"
     impl: str = "auto"
     compile: bool = False
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         if self.epochs is not None:

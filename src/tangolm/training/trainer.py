@@ -133,6 +133,7 @@ class Trainer:
         self.dev = splits[1]
         self.loader = Loader(splits[0], config.batch_size, config.data_seed)
         self.optimizer = build_optimizer(model, config.optimizer)
+        model.recompute(config.recompute)
         self.passes: Any = torch.compile(model) if config.compile else model
         self.rotates = getattr(config.model, "segments", 1) > 1
         self.notes: list[str] = []
