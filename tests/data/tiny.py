@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tangolm.data.dm_shim import LEVELS
 from tangolm.data.rows import WholeDocuments
@@ -30,7 +32,7 @@ def prepare_sums(folder: Path, rows: int = 12, context: int = 16, shard_rows: in
         )
         for number in range(rows):
             prompt, answer = f"{number}+{number}=\n".encode(), str(2 * number).encode()
-            packed.add(tokenizer.encode_bytes(prompt), tokenizer.encode_bytes(answer), len(prompt) + len(answer))
+            packed.add(tokenizer.encode_bytes(prompt), tokenizer.encode_bytes(answer), len(prompt), len(answer))
             packed.break_row()
         entry = packed.close()
         half = rows // 2
@@ -85,3 +87,18 @@ def documents(split: Any) -> list[tuple[bytes, bytes]]:
                 assert start == end  # padding is an end token alone
             start = end + 1
     return found
+
+
+def save_tokenizer(folder: Path) -> str:
+    """A small byte-level BPE in Hugging Face's files, its end token <|end|>; how to name it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["the end of the word is the other word of the others, " * 5], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    return f"hf:{folder}"
