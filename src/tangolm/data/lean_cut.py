@@ -34,22 +34,22 @@ _PAIRS = "()[]{}⟨⟩⦃⦄⟦⟧⟪⟫⌊⌋⌈⌉‹›⟮⟯"
 
 
 def _word(words: str) -> str:
-    return rf"(?<![\w.'!?«»`])(?:{words})(?![\w'!?])"
+    return "(?:" + "|".join(rf"{word}(?<![\w.'!?«»`]{word})" for word in words.split("|")) + r")(?![\w'!?])"
 
 
-# What is no code. Quantifiers are possessive, so that no text takes more than linear time.
+# What is no code. Possessive quantifiers keep it linear; looking behind comes second, since a literal first is found faster.
 _PLAIN = r'"(?:[^"\\]++|\\.)*+"?'
-_RAW = r"""(?<![\w.'])r(?P<{0}>\#*+)".*?"(?P={0})"""
-_CHARACTER = r"""(?<![\w'!?∘»])'(?:[^\\'\n]|\\(?:x[\da-fA-F]{2}|u[\da-fA-F]{4}|[^xu\n]))'"""
+_RAW = r"""r(?<![\w.']r)(?P<{0}>\#*+)".*?"(?P={0})"""
+_CHARACTER = r"""'(?<![\w'!?∘»]')(?:[^\\'\n]|\\(?:x[\da-fA-F]{2}|u[\da-fA-F]{4}|[^xu\n]))'"""
 _OPAQUE = re.compile(
-    rf"""(?P<comment>--[^\n]*+)|(?P<block>/-)|(?P<interpolated>(?<=\w!)")|(?P<raw>{_RAW.format("a")})|(?P<string>{_PLAIN})"""
+    rf"""(?P<comment>--[^\n]*+)|(?P<block>/-)|(?P<interpolated>"(?<=\w!"))|(?P<raw>{_RAW.format("a")})|(?P<string>{_PLAIN})"""
     rf"""|(?P<character>{_CHARACTER})|(?P<quoted>«[^»\n]*+»)""",
     re.DOTALL,
 )
 _BLOCK_EDGE = re.compile(r"/-|-/")
 _TEXT_EDGE = re.compile(r'["{]|\\.', re.DOTALL)  # within an interpolated string
 _CODE_EDGE = re.compile(  # within its braces
-    rf"""[{{}}]|(?P<block>/-)|(?P<text>(?<=\w!)")|--[^\n]*+|{_RAW.format("b")}|{_PLAIN}|{_CHARACTER}""", re.DOTALL
+    rf"""[{{}}]|(?P<block>/-)|(?P<text>"(?<=\w!"))|--[^\n]*+|{_RAW.format("b")}|{_PLAIN}|{_CHARACTER}""", re.DOTALL
 )
 
 _KEYWORD = re.compile(_word("theorem|lemma"))
@@ -65,7 +65,7 @@ _ANY_COMMAND = re.compile(
 _KNOWN_COMMAND = re.compile(rf"^([ \t]*+)(?:{_COMMAND_MARK}|{_word('|'.join(_COMMANDS))})", re.MULTILINE)
 _EDGE = re.compile(
     rf"[{re.escape(_PAIRS)}]|:=|←|<-|<\|>|\|\|\|?|\|>|<\||\||"
-    + _word("where|let|letI|have|haveI|match|matches|fun(?=\\s*\\|)|λ(?=\\s*\\|)")
+    + _word("where|let|letI|have|haveI|match|matches|fun|λ")
 )
 _ALTERNATIVE = re.compile(r"\|[^|\n]*?=>")
 _HEAD = re.compile(r"(?::=\s*+(?:by\b\s*+)?|\||where\b)\s*+")
@@ -108,6 +108,7 @@ def cut(text: str) -> Cut:
     """Cut a Lean source text into its theorems; any text is accepted."""
     masked = mask(text)
     any_command, known_command = _Commands(_ANY_COMMAND, masked), _Commands(_KNOWN_COMMAND, masked)
+    unproven = _SORRY.search(masked) is not None if "sorry" in masked or "admit" in masked else False
     theorems, failed, reached = [], set(), 0
     for match in _KEYWORD.finditer(masked):
         keyword = match.start()
@@ -126,16 +127,16 @@ def cut(text: str) -> Cut:
         low = line >= 0 and head.end() - line - 1 <= column
         stop = (known_command if low else any_command).behind(end + 1, column)
         stop = end + len(masked[end:stop].rstrip())
-        if stop <= end + len(head.group().rstrip()):
-            failed.add(keyword)  # nothing behind `:=`
+        if masked[end] != "w" and stop <= end + len(head.group().rstrip()):
+            failed.add(keyword)  # nothing behind `:=`; a structure's fields may all have defaults
             continue
-        theorems.append(Theorem(start, keyword, end, stop, bool(_SORRY.search(masked, start, stop))))
+        theorems.append(Theorem(start, keyword, end, stop, unproven and bool(_SORRY.search(masked, start, stop))))
         reached = stop
     lines = [match.end() for match in _LINE.finditer(text)]
     seen = {place for place in lines if masked[place] == text[place]}
     found = {theorem.keyword for theorem in theorems}
     not_cut = tuple(sorted((failed | seen) - found))
-    return Cut(tuple(theorems), not_cut, len(seen), len(lines) - len(seen), bool(_SORRY.search(masked)))
+    return Cut(tuple(theorems), not_cut, len(seen), len(lines) - len(seen), unproven)
 
 
 def mask(text: str) -> str:
@@ -148,7 +149,7 @@ def mask(text: str) -> str:
             position = _block_end(text, position)
         elif kind == "interpolated":
             position = _interpolated_end(text, position)
-        if kind in ("interpolated", "string", "raw", "a", "character"):
+        if kind in ("interpolated", "string", "raw", "character"):
             fill = '"'
         elif kind == "quoted":
             fill = "_"
@@ -277,7 +278,7 @@ def _statement_end(masked: str, start: int, stop: int) -> int | None:
             return place
         elif token in ("let", "letI", "have", "haveI"):
             bindings += 1
-        elif token in ("match", "matches", "fun", "λ"):
+        elif token in ("match", "matches") or (token in ("fun", "λ") and masked[edge.end() : stop].lstrip()[:1] == "|"):
             alternatives = True
         elif token == "|" and not alternatives:
             after_space = masked[place - 1].isspace()
