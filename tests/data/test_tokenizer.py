@@ -21,6 +21,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return get_tokenizer(save_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
+@settings(deadline=None)
 @given(
     text=st.text()
     | st.lists(st.sampled_from(["<|end|>", "<|endoftext|>", " ", "\n", "the", "'s", "漢字"])).map("".join)

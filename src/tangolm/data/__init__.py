@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tangolm.config import from_dict, suggest
-from tangolm.data import dm_mathematics, text
+from tangolm.data import dm_mathematics, fineweb_edu, text
 from tangolm.data.loader import Batch, Loader, evaluation_batches
 from tangolm.data.questions import Question, questions
 from tangolm.data.shards import Split, open_split, read_manifest
@@ -41,6 +41,12 @@ DATASETS = {
         "mathematics questions of 56 modules, generated here or read from the published archive",
         dm_mathematics.DmMathematicsOptions,
         dm_mathematics.prepare,
+        needs_source=False,
+    ),
+    "fineweb-edu": DataSet(
+        "web documents of FineWeb-Edu, partitioned by time, streamed or from local files",
+        fineweb_edu.FineWebEduOptions,
+        fineweb_edu.prepare,
         needs_source=False,
     ),
     "text": DataSet("files of text or source code", text.TextOptions, text.prepare, needs_source=True),
