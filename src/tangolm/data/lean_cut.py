@@ -16,20 +16,18 @@ from dataclasses import dataclass
 
 DOC = "\x01"  # stands in the mask where a documentation comment begins: it is part of the declaration behind it
 
-_MODIFIERS = frozenset(
-    "private protected noncomputable nonrec public meta local scoped partial unsafe irreducible".split()
-)
+_MODIFIERS = "private|protected|noncomputable|nonrec|public|meta|local|scoped|partial|unsafe|irreducible"
 _COMMANDS = (
-    "theorem lemma def abbrev example instance axiom opaque structure class inductive coinductive mutual end namespace "
-    "section import module prelude export initialize builtin_initialize notation notation3 infix infixl infixr prefix "
-    "postfix macro macro_rules syntax declare_syntax_cat elab elab_rules simproc run_cmd alias add_decl_doc irreducible_def "
-    "proof_wanted library_note open set_option omit include variable attribute universe"
-).split() + sorted(_MODIFIERS)
+    "theorem|lemma|def|abbrev|example|instance|axiom|opaque|structure|class|inductive|coinductive|mutual|end|namespace|"
+    "section|import|module|prelude|export|initialize|builtin_initialize|notation|notation3|infix|infixl|infixr|prefix|"
+    "postfix|macro|macro_rules|syntax|declare_syntax_cat|elab|elab_rules|simproc|run_cmd|alias|add_decl_doc|"
+    f"irreducible_def|proof_wanted|library_note|open|set_option|omit|include|variable|attribute|universe|{_MODIFIERS}"
+)
 # Words that go on with a declaration where they begin a line.
 _GO_ON = (
-    "where termination_by decreasing_by deriving with by from then else at using fun λ show have let suffices calc case "
-    "next exact refine do if match in generalizing"
-).split()
+    "where|termination_by|decreasing_by|deriving|with|by|from|then|else|at|using|fun|λ|show|have|let|suffices|calc|case|"
+    "next|exact|refine|do|if|match|in|generalizing"
+)
 _PAIRS = "()[]{}⟨⟩⦃⦄⟦⟧⟪⟫⌊⌋⌈⌉‹›⟮⟯"
 
 
@@ -55,17 +53,14 @@ _CODE_EDGE = re.compile(  # within its braces
 _KEYWORD = re.compile(_word("theorem|lemma"))
 _SORRY = re.compile(_word("sorry|admit"))
 _LINE = re.compile(
-    rf"^[ \t]*+(?:@\[[^\]\n]*+\][ \t]*+)*+(?:(?:{'|'.join(_MODIFIERS)})[ \t]++)*+(?=(?:theorem|lemma)\s)", re.MULTILINE
+    rf"^[ \t]*+(?:@\[[^\]\n]*+\][ \t]*+)*+(?:(?:{_MODIFIERS})[ \t]++)*+(?=(?:theorem|lemma)\s)", re.MULTILINE
 )
 _LAST_WORD = re.compile(r"(?<![\w.])[a-z]+\Z")
 _COMMAND_MARK = rf"@\[|\#\w|{DOC}"
-_ANY_COMMAND = re.compile(
-    rf"^([ \t]*+)(?:{_COMMAND_MARK}|(?!(?:{'|'.join(_GO_ON)})(?![\w'!?]))[^\W\d_]|«)", re.MULTILINE
-)
-_KNOWN_COMMAND = re.compile(rf"^([ \t]*+)(?:{_COMMAND_MARK}|{_word('|'.join(_COMMANDS))})", re.MULTILINE)
+_ANY_COMMAND = re.compile(rf"^([ \t]*+)(?:{_COMMAND_MARK}|(?!(?:{_GO_ON})(?![\w'!?]))[^\W\d_]|«)", re.MULTILINE)
+_KNOWN_COMMAND = re.compile(rf"^([ \t]*+)(?:{_COMMAND_MARK}|{_word(_COMMANDS)})", re.MULTILINE)
 _EDGE = re.compile(
-    rf"[{re.escape(_PAIRS)}]|:=|←|<-|<\|>|\|\|\|?|\|>|<\||\||"
-    + _word("where|let|letI|have|haveI|match|matches|fun|λ")
+    rf"[{re.escape(_PAIRS)}]|:=|←|<-|<\|>|\|\|\|?|\|>|<\||\||" + _word("where|let|letI|have|haveI|match|matches|fun|λ")
 )
 _ALTERNATIVE = re.compile(r"\|[^|\n]*?=>")
 _HEAD = re.compile(r"(?::=\s*+(?:by\b\s*+)?|\||where\b)\s*+")
@@ -108,7 +103,7 @@ def cut(text: str) -> Cut:
     """Cut a Lean source text into its theorems; any text is accepted."""
     masked = mask(text)
     any_command, known_command = _Commands(_ANY_COMMAND, masked), _Commands(_KNOWN_COMMAND, masked)
-    unproven = _SORRY.search(masked) is not None if "sorry" in masked or "admit" in masked else False
+    sorry = _SORRY.search(masked) is not None
     theorems, failed, reached = [], set(), 0
     for match in _KEYWORD.finditer(masked):
         keyword = match.start()
@@ -130,13 +125,18 @@ def cut(text: str) -> Cut:
         if masked[end] != "w" and stop <= end + len(head.group().rstrip()):
             failed.add(keyword)  # nothing behind `:=`; a structure's fields may all have defaults
             continue
-        theorems.append(Theorem(start, keyword, end, stop, unproven and bool(_SORRY.search(masked, start, stop))))
+        theorems.append(Theorem(start, keyword, end, stop, sorry and _SORRY.search(masked, start, stop) is not None))
         reached = stop
     lines = [match.end() for match in _LINE.finditer(text)]
     seen = {place for place in lines if masked[place] == text[place]}
     found = {theorem.keyword for theorem in theorems}
     not_cut = tuple(sorted((failed | seen) - found))
-    return Cut(tuple(theorems), not_cut, len(seen), len(lines) - len(seen), unproven)
+    return Cut(tuple(theorems), not_cut, len(seen), len(lines) - len(seen), sorry)
+
+
+def unproven(text: str) -> bool:
+    """Whether `sorry` or `admit` stands in a text outside of comments and strings."""
+    return ("sorry" in text or "admit" in text) and _SORRY.search(mask(text)) is not None
 
 
 def mask(text: str) -> str:
@@ -241,10 +241,9 @@ def _start(masked: str, keyword: int, commands: _Commands) -> int | None:
             word = _LAST_WORD.search(masked, max(0, end - 20), end)
             if word is None:
                 return start
-            if word.group() in _MODIFIERS:
+            before = commands.before(end, column) if word.group() == "in" else None
+            if word.group() in _MODIFIERS.split("|"):
                 before = word.start()
-            else:
-                before = commands.before(end, column) if word.group() == "in" else None
         if before is None:
             return start
         place = before
