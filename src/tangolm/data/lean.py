@@ -200,11 +200,11 @@ def _work(item: _Item, options: LeanOptions) -> Worked:
             counts["sorry"] += 1
             continue
         proof = one.proof.encode()
-        prompt = _prompt(one, len(coder.encode_bytes(proof)), coder, options, counts)
-        if prompt is None:
-            counts["too_long"] += 1
-        else:
+        prompt = _fitted(_prompt(one, options.before), proof, options.context, coder, counts)
+        if prompt:
             documents.append(_document(split, prompt + proof, len(prompt)))
+        else:
+            counts["too_long"] += 1
     return Worked(tuple(documents), counts)
 
 
@@ -223,27 +223,27 @@ def _cut(text: str, item: _Item, counts: Counter[str]) -> list[Statement]:
     return statements(text, found)
 
 
-def _prompt(one: Statement, proof: int, coder: Tokenizer, options: LeanOptions, counts: Counter[str]) -> bytes | None:
-    """The prompt of a proof of `proof` tokens, without its start where the two and the end token are longer than a row.
+def _prompt(one: Statement, most: int) -> bytes:
+    """A statement behind the whole lines among the last `most` bytes before it."""
+    before = one.before.encode() if most else b""
+    if len(before) > most:
+        before = before[-most:].partition(b"\n")[2]
+    return before + one.statement.encode()
 
-    None where no prompt fits.
-    """
-    before = one.before.encode()[-options.before :] if options.before else b""
-    if len(one.before.encode()) > len(before):  # whole lines only
-        before = before.partition(b"\n")[2]
-    prompt = before + one.statement.encode()
-    room = options.context - 1 - proof
-    shortened = False
-    while prompt and room > 0 and (tokens := len(coder.encode_bytes(prompt))) > room:
-        shortened = True
-        start = max(1, len(prompt) * (tokens - room) // tokens)
-        while start < len(prompt) and prompt[start] & 0xC0 == 0x80:  # not within a character
+
+def _fitted(prompt: bytes, proof: bytes, context: int, coder: Tokenizer, counts: Counter[str]) -> bytes:
+    """What of the end of a prompt fits a row with the proof and the end token; empty where nothing does."""
+    if len(prompt) + len(proof) < context:  # no text has more tokens than bytes
+        return prompt
+    room = context - 1 - len(coder.encode_bytes(proof))
+    fitted = prompt if room > 0 else b""
+    while fitted and (tokens := len(coder.encode_bytes(fitted))) > room:
+        start = max(1, len(fitted) * (tokens - room) // tokens)
+        while start < len(fitted) and fitted[start] & 0xC0 == 0x80:  # within a character
             start += 1
-        prompt = prompt[start:]
-    if room <= 0 or not prompt:
-        return None
-    counts["prompts_shortened"] += shortened
-    return prompt
+        fitted = fitted[start:]
+    counts["prompts_shortened"] += 0 < len(fitted) < len(prompt)
+    return fitted
 
 
 def _document(split: str, text: bytes, prompt: int) -> Document:
