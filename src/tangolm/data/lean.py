@@ -193,7 +193,7 @@ def _work(item: _Item, options: LeanOptions) -> Worked:
         if unproven(text):
             return Worked((), {"sorry": 1})
         return Worked((_document(split, text.encode(), 0),))
-    found = [given] if given else _cut(text, item, counts)
+    found = [given] if given else _cut(text, item, options, counts)
     coder, documents = get_tokenizer(options.tokenizer), []
     for one in found:
         if one.sorry:
@@ -208,7 +208,7 @@ def _work(item: _Item, options: LeanOptions) -> Worked:
     return Worked(tuple(documents), counts)
 
 
-def _cut(text: str, item: _Item, counts: Counter[str]) -> list[Statement]:
+def _cut(text: str, item: _Item, options: LeanOptions, counts: Counter[str]) -> list[Statement]:
     found = cut(text)
     counts.update(
         theorem_lines=found.searched,
@@ -220,7 +220,7 @@ def _cut(text: str, item: _Item, counts: Counter[str]) -> list[Statement]:
         line = (item.line or 1) + (0 if item.line else text.count("\n", 0, place))
         words = " ".join(text[place : place + 200].split()[:6])[:80]
         counts[f"not_cut {item.name}:{line} {words}"] += 1
-    return statements(text, found)
+    return statements(text, found, options.before)
 
 
 def _prompt(one: Statement, most: int) -> bytes:

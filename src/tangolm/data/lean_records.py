@@ -31,10 +31,15 @@ class Statement:
     sorry: bool
 
 
-def statements(text: str, found: Cut) -> list[Statement]:
-    """The theorems that were found in a source text."""
+def statements(text: str, found: Cut, most: int) -> list[Statement]:
+    """The theorems that were found in a source text, with more than `most` characters before each where there are."""
     return [
-        Statement(text[: one.start], text[one.start : one.cut], text[one.cut : one.stop], one.sorry)
+        Statement(
+            text[max(0, one.start - most - 1) : one.start],
+            text[one.start : one.cut],
+            text[one.cut : one.stop],
+            one.sorry,
+        )
         for one in found.theorems
     ]
 
