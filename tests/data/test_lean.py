@@ -241,6 +241,8 @@ def test_a_source_without_lean_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", {"a.txt": b"text"})
     with pytest.raises(ValueError, match=r"holds no file of \.lean"):
         prepare("lean", tmp_path / "in", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"a\.txt' holds no file of \.lean"):
+        prepare("lean", tmp_path / "in" / "a.txt", tmp_path / "out")
     library(tmp_path / "few", 1)
     with pytest.raises(ValueError, match="would be empty"):
         prepare("lean", tmp_path / "few", tmp_path / "out")

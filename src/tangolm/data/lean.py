@@ -112,7 +112,8 @@ def prepare(
     passed = Counter(links=0, too_large=0)
     files = _files(root, options, passed)
     if not files:
-        raise ValueError(f"source {str(root)!r} holds no file of .lean or {' '.join(JSON_LINES)}; name another")
+        endings = ", ".join((".lean", *JSON_LINES))
+        raise ValueError(f"source {str(root)!r} holds no file of {endings} that can be read; name another")
     return write(
         out,
         NAME,
@@ -135,21 +136,24 @@ def prepare(
 def _files(root: Path, options: LeanOptions, passed: Counter[str]) -> list[tuple[Path, str, int]]:
     """(path, name below the source, size) of the files to read, by name; links are not followed."""
     if root.is_file():
-        return [(root, root.name, root.stat().st_size)]
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not _matches(name, options.exclude)]
-        for name in names:
-            path = Path(folder) / name
-            if _matches(name, options.exclude) or not (path.suffix == ".lean" or suffix(path) in JSON_LINES):
-                continue
-            if path.is_symlink():
-                passed["links"] += 1
-            elif path.suffix == ".lean" and path.stat().st_size > LARGEST:
-                passed["too_large"] += 1
-            elif path.is_file():
-                found.append((path, path.relative_to(root).as_posix(), path.stat().st_size))
-    return sorted(found, key=lambda file: file[1])
+        found = [(root, root.name)]
+    else:
+        found = []
+        for folder, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if not _matches(name, options.exclude)]
+            found += [(Path(folder) / name, name) for name in names if not _matches(name, options.exclude)]
+    files = []
+    for path, name in found:
+        if path.suffix != ".lean" and suffix(path) not in JSON_LINES:
+            continue
+        if path.is_symlink() and path != root:
+            passed["links"] += 1
+        elif path.suffix == ".lean" and path.stat().st_size > LARGEST:
+            passed["too_large"] += 1
+        elif path.is_file():
+            relative = name if path == root else path.relative_to(root).as_posix()
+            files.append((path, relative, path.stat().st_size))
+    return sorted(files, key=lambda file: file[1])
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
