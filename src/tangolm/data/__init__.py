@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tangolm.config import from_dict, suggest
-from tangolm.data import dm_mathematics, fineweb_edu, recall, text
+from tangolm.data import dm_mathematics, fineweb_edu, lean, recall, text
 from tangolm.data.loader import Batch, Loader, evaluation_batches
 from tangolm.data.questions import Question, questions
 from tangolm.data.shards import Split, open_split, read_manifest
@@ -54,6 +54,9 @@ DATASETS = {
         fineweb_edu.FineWebEduOptions,
         fineweb_edu.prepare,
         needs_source=False,
+    ),
+    "lean": DataSet(
+        "Lean 4 source text, or its theorems and their proofs", lean.LeanOptions, lean.prepare, needs_source=True
     ),
     "text": DataSet("files of text or source code", text.TextOptions, text.prepare, needs_source=True),
 }
