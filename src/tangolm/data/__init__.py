@@ -1,7 +1,7 @@
 """Text to token shards to batches. Knows nothing of models.
 
-`prepare` turns a corpus into a folder of shards and a manifest; `open_split` and `Loader` read it. A data set is a file and
-a line in `DATASETS`.
+`prepare` turns a corpus into a folder of shards and a manifest, `mix` makes one of several; `open_data` and `Loader` read it.
+A data set is a file and a line in `DATASETS`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 from tangolm.config import from_dict, suggest
 from tangolm.data import dm_mathematics, text
 from tangolm.data.loader import Batch, Loader, evaluation_batches
+from tangolm.data.mixture import MixedSplit, data_sha256, mix, open_data, read_data
 from tangolm.data.questions import Question, questions
 from tangolm.data.shards import Split, open_split, read_manifest
+from tangolm.data.show import show
 from tangolm.data.source import DataSet, Progress, no_progress
 from tangolm.data.tokenizer import TOKENIZERS, ByteTokenizer, Tokenizer, get_tokenizer
 
@@ -24,16 +26,22 @@ __all__ = [
     "ByteTokenizer",
     "DataSet",
     "Loader",
+    "MixedSplit",
     "Progress",
     "Question",
     "Split",
     "Tokenizer",
+    "data_sha256",
     "evaluation_batches",
     "get_tokenizer",
+    "mix",
+    "open_data",
     "open_split",
     "prepare",
     "questions",
+    "read_data",
     "read_manifest",
+    "show",
 ]
 
 DATASETS = {
