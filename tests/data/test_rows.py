@@ -74,7 +74,7 @@ def test_whole_documents_are_packed_greedily_and_come_back(documents: list[tuple
     writer = Kept()
     packed = WholeDocuments(writer, CONTEXT, 256)
     for prompt, answer in documents:
-        packed.add(np.frombuffer(prompt, np.uint8), np.frombuffer(answer, np.uint8), len(prompt) + len(answer))
+        packed.add(np.frombuffer(prompt, np.uint8), np.frombuffer(answer, np.uint8), len(prompt), len(answer))
     entry = packed.close()
     tokens, marks = writer.arrays()
     expected: list[list[tuple[bytes, bytes]]] = []
@@ -100,4 +100,4 @@ def test_whole_documents_are_packed_greedily_and_come_back(documents: list[tuple
 def test_a_document_that_cannot_be_a_row_is_refused(prompt: int, answer: int) -> None:
     packed = WholeDocuments(Kept(), CONTEXT, 256)
     with pytest.raises(ValueError, match="does not fit context 8"):
-        packed.add(np.zeros(prompt, int), np.zeros(answer, int), 0)
+        packed.add(np.zeros(prompt, int), np.zeros(answer, int), 0, 0)

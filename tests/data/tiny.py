@@ -30,7 +30,7 @@ def prepare_sums(folder: Path, rows: int = 12, context: int = 16, shard_rows: in
         )
         for number in range(rows):
             prompt, answer = f"{number}+{number}=\n".encode(), str(2 * number).encode()
-            packed.add(tokenizer.encode_bytes(prompt), tokenizer.encode_bytes(answer), len(prompt) + len(answer))
+            packed.add(tokenizer.encode_bytes(prompt), tokenizer.encode_bytes(answer), len(prompt), len(answer))
             packed.break_row()
         entry = packed.close()
         half = rows // 2

@@ -7,24 +7,17 @@ that is also a development or test question is passed over, and the next index t
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
-import os
-import signal
-import threading
 import warnings
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 
 from tangolm.config import suggest
 from tangolm.data import dm_shim
 from tangolm.data.dm_shim import LEVELS, Example
 from tangolm.data.dm_spill import Spill
 from tangolm.data.source import Progress
+from tangolm.data.workers import runner
 
 CHUNK = 16  # examples a task: some 0.1 s of work
 Task = tuple[str, str, str, tuple[int, ...]]  # split, module, level, indices
@@ -94,7 +87,7 @@ def generate(
                         f"{key[0]}-{key[1]} has too few different questions; ask for fewer, or leave it out"
                     )
 
-    with _runner(workers, seed) as run:
+    with runner(partial(_draw, seed=seed), workers, "generating questions") as run:
         stream = _stream(next(iter(run([("golden", "", "", ())])))[1])
         for split, count in (("test", counts["test"]), ("dev", counts["dev"])):
             levels = ("interpolate",) if split == "test" else LEVELS
@@ -141,44 +134,3 @@ def _draw(task: Task, seed: int) -> Drawn:
 
 def _hash(question: str) -> bytes:
     return hashlib.blake2b(question.encode(), digest_size=16).digest()
-
-
-@contextmanager
-def _runner(workers: int, seed: int):
-    """A function from tasks to (task, drawn), in the order of the tasks."""
-    draw = partial(_draw, seed=seed)
-    if workers == 1:
-        yield lambda tasks: ((task, draw(task)) for task in tasks)
-        return
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads (torch) can hang
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    try:
-        yield lambda tasks: _in_order(pool, draw, tasks, ahead=4 * workers)
-    except BrokenProcessPool as error:
-        raise ValueError("a worker process died while generating questions; try again, or with workers=1") from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_order(pool: Executor, draw: partial[Drawn], tasks: Iterable[Task], ahead: int) -> Iterator[tuple[Task, Drawn]]:
-    remaining = iter(tasks)
-    running: deque[tuple[Task, Future[Drawn]]] = deque()
-    while True:
-        running.extend((task, pool.submit(draw, task)) for task in islice(remaining, ahead - len(running)))
-        if not running:
-            return
-        task, future = running.popleft()
-        yield task, future.result()
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_follow_parent, daemon=True).start()
-
-
-def _follow_parent() -> None:
-    """End with the parent, even one that was killed and could say nothing."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -130,7 +130,7 @@ def _pack(out: Path, split: str, spill: Spill, options: DmMathematicsOptions, pr
         first = rows.rows
         for question, answer in stream:
             prompt, reply = f"{question}\n".encode(), answer.encode()
-            rows.add(tokenizer.encode_bytes(prompt), tokenizer.encode_bytes(reply), len(prompt) + len(reply))
+            rows.add(tokenizer.encode_bytes(prompt), tokenizer.encode_bytes(reply), len(prompt), len(reply))
             if rows.documents % 1000 == 0:
                 progress(rows.documents, total, f"packing {split}")
         rows.break_row()

@@ -1,8 +1,8 @@
 """The folder of prepared data: what its manifest says, and when a folder may be written.
 
 A preparation marks its folder with `preparing.json`, writes shards, then `manifest.json` in one step, and takes the mark
-away. A folder with a manifest is finished; one with a mark alone is half-written and is started over; anything else that
-is not empty is somebody else's and is left alone.
+away. A folder with a manifest is finished; one with a mark is half-written: its preparation goes on where it kept a
+journal, and is started over where not; anything else that is not empty is somebody else's and is left alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from tangolm.config import ConfigError, from_dict
 from tangolm.data.tokenizer import get_tokenizer
 
 FORMAT = 1
-MANIFEST, MARK = "manifest.json", "preparing.json"
+MANIFEST, MARK, JOURNAL = "manifest.json", "preparing.json", "journal.npz"
 SPLITS = ("train", "dev", "test")
-_OURS = re.compile(r"(train|dev|test)-\d{5}\.(tokens|supervised)\.npy|preparing\.json|manifest\.json|\.tmp-.*")
+_OURS = re.compile(
+    r"(train|dev|test)-\d{5}\.(tokens|supervised)\.npy|preparing\.json|manifest\.json|journal\.npz|\.tmp-.*"
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class Source:
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """Counts of a split: `bytes` are those of its text, `supervised_tokens` those that a loss over it can count."""
+    """Counts of a split: `bytes` are those of its text, `supervised_tokens` those that a loss over it can count.
+
+    `bytes_per_token` is of the supervised text, end tokens counted and a row's first token too: a loss of L nats a token
+    is L / ln 2 / bytes_per_token bits a byte.
+    """
 
     rows: int
     tokens: int
@@ -55,11 +61,15 @@ class SplitEntry:
     bytes: int
     shards: tuple[Shard, ...]
     sources: tuple[Source, ...]
+    bytes_per_token: float | None = None
 
 
 @dataclass(frozen=True)
 class Required:
-    """The fields of a manifest that reading relies on; a data set may add others."""
+    """The fields of a manifest that reading relies on; a data set may add others.
+
+    `tokenizer_sha256` is of the file that a tokenizer is read from.
+    """
 
     format: int
     dataset: str
@@ -69,6 +79,7 @@ class Required:
     end_token: int
     document_masking: bool
     splits: dict[str, SplitEntry]
+    tokenizer_sha256: str | None = None
 
 
 @contextmanager
@@ -92,8 +103,39 @@ def write_json(path: Path, value: Any) -> None:
         file.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def claim(out: Path, dataset: str, overwrite: bool = False) -> Path:
+def resumes(out: Path, plan: Mapping[str, Any], overwrite: bool) -> bool:
+    """Whether `out` holds an interrupted preparation of the same plan with a journal to go on from.
+
+    Args:
+        plan: JSON data; what decides the shards.
+        overwrite: give up one of another plan.
+
+    Raises:
+        ValueError: an interrupted preparation of another plan, without `overwrite`; what differs is named.
+    """
+    if not ((out / MARK).is_file() and (out / JOURNAL).is_file()) or (out / MANIFEST).exists():
+        return False
+    try:
+        begun = json.loads((out / MARK).read_bytes())["plan"]
+        names = sorted(name for name in {*begun, *plan} if begun.get(name) != plan.get(name))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False  # the mark of another version: started over
+    if not names:
+        return True
+    if overwrite:
+        return False
+    old, new = (json.dumps(values.get(names[0]))[:100] for values in (begun, plan))
+    raise ValueError(
+        f"out {str(out)!r} holds an interrupted preparation whose {names[0]} was {old} and is now {new}; "
+        "give what it began with to go on, or overwrite it"
+    )
+
+
+def claim(out: Path, dataset: str, overwrite: bool = False, plan: Mapping[str, Any] | None = None) -> Path:
     """Make `out` ready for a preparation: new, empty or half-written by an earlier one; finished only with `overwrite`.
+
+    Args:
+        plan: of a preparation that keeps a journal, for `resumes`.
 
     Raises:
         ValueError: a finished preparation without `overwrite`, a file, or a folder that holds anything else.
@@ -110,7 +152,8 @@ def claim(out: Path, dataset: str, overwrite: bool = False) -> Path:
     if MANIFEST in found and not overwrite:
         raise ValueError(f"out {str(out)!r} already holds prepared data; name another folder, or overwrite it")
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / MARK, {"format": FORMAT, "dataset": dataset})
+    (out / JOURNAL).unlink(missing_ok=True)  # before the mark, so that no journal is ever taken for one of this plan
+    write_json(out / MARK, {"format": FORMAT, "dataset": dataset, "plan": plan})
     (out / MANIFEST).unlink(missing_ok=True)  # before the shards, so that no manifest ever names a missing one
     for name in found:
         if name != MARK:
@@ -122,7 +165,8 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Finish a preparation: the manifest, checked and written in one step, then the mark removed."""
     check_manifest(manifest, str(folder / MANIFEST))
     write_json(folder / MANIFEST, manifest)
-    (folder / MARK).unlink(missing_ok=True)
+    for name in (JOURNAL, MARK):
+        (folder / name).unlink(missing_ok=True)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
@@ -181,6 +225,11 @@ def _check_counts(manifest: Required) -> None:
     for name, known in (("vocab_size", tokenizer.vocab_size), ("end_token", tokenizer.end_token)):
         if getattr(manifest, name) != known:
             raise ConfigError(f"{name} must be {known} for the tokenizer {manifest.tokenizer!r}")
+    if manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
+        raise ConfigError(
+            f"tokenizer {manifest.tokenizer!r} is not the one that the data was prepared with: the sha256 of its file is "
+            f"{tokenizer.sha256}, not {manifest.tokenizer_sha256}"
+        )
     if manifest.context < 1:
         raise ConfigError(f"context must be at least 1, got {manifest.context}")
     for split, entry in manifest.splits.items():

@@ -12,17 +12,27 @@ import numpy as np
 
 from tangolm.data.shards import ShardWriter
 
+_COUNTS = ("documents", "bytes", "supervised_tokens", "stream_tokens", "targets", "target_bytes", "full")
+
 
 class _Filler:
-    """A row under construction and the counts of its split."""
+    """A row under construction and the counts of its split.
 
-    def __init__(self, writer: ShardWriter, context: int, end_token: int) -> None:
+    Args:
+        limit: at most so many tokens of documents and their end tokens, padding not counted.
+    """
+
+    def __init__(self, writer: ShardWriter, context: int, end_token: int, limit: int | None) -> None:
         self._writer, self._end = writer, end_token
         self._tokens = np.empty(context, np.int64)
         self._supervised = np.empty(context, bool)
         self._context = context
         self._held = 0
+        self._limit = limit
+        self.full = False  # the limit is reached: what is added further is dropped
         self.documents = self.bytes = self.supervised_tokens = 0
+        self.stream_tokens = 0  # padding is not among them
+        self.targets = self.target_bytes = 0  # tokens to learn, a row's first one among them, and bytes of their text
 
     @property
     def rows(self) -> int:
@@ -45,14 +55,36 @@ class _Filler:
             "supervised_tokens": self.supervised_tokens,
             "documents": self.documents,
             "bytes": self.bytes,
+            "bytes_per_token": self.target_bytes / self.targets if self.targets else None,
             "shards": shards,
         }
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What a journal keeps of it, the writer's state included, between two documents."""
+        numbers, arrays = self._writer.state()
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        row = {"row.tokens": self._tokens[: self._held], "row.supervised": self._supervised[: self._held]}
+        return {"writer": numbers, **counts}, arrays | row
+
+    def restore(self, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Go on from a state that a journal kept.
+
+        Raises:
+            ValueError: a shard that was written by then is missing or damaged.
+        """
+        self._writer.restore(numbers["writer"], arrays)
+        for name in _COUNTS:
+            setattr(self, name, numbers[name])
+        self._held = len(arrays["row.tokens"])
+        self._tokens[: self._held] = arrays["row.tokens"]
+        self._supervised[: self._held] = arrays["row.supervised"]
 
     def _append(self, tokens: np.ndarray, supervised: np.ndarray | bool) -> None:
         stop = self._held + len(tokens)
         self._tokens[self._held : stop] = tokens
         self._supervised[self._held : stop] = supervised
         self._held = stop
+        self.stream_tokens += len(tokens)
         if stop == self._context:
             self._write()
 
@@ -62,13 +94,19 @@ class _Filler:
 
 
 class WholeDocuments(_Filler):
-    """Packs documents greedily in the order given; a document that does not fit the row starts the next."""
+    """Packs documents greedily in the order given; a document that does not fit the row starts the next.
 
-    def add(self, prompt: np.ndarray, answer: np.ndarray, size: int) -> None:
+    The first document that would lead beyond the limit is the end.
+    """
+
+    def __init__(self, writer: ShardWriter, context: int, end_token: int, limit: int | None = None) -> None:
+        super().__init__(writer, context, end_token, limit)
+
+    def add(self, prompt: np.ndarray, answer: np.ndarray, prompt_size: int, answer_size: int) -> None:
         """One document: the tokens of a prompt, not supervised, and of its answer, which with the end token is.
 
         Args:
-            size: bytes of its text.
+            prompt_size, answer_size: bytes of their texts.
 
         Raises:
             ValueError: a document longer than a row, or without a prompt (its first token could not be predicted).
@@ -78,33 +116,55 @@ class WholeDocuments(_Filler):
             raise ValueError(
                 f"a document of {len(prompt)} + {len(answer)} + 1 tokens does not fit context {self._context}"
             )
+        if self.full or (self._limit is not None and self.stream_tokens + len(tokens) > self._limit):
+            self.full = True
+            return
         if self._held + len(tokens) > self._context:
             self.break_row()
         self._append(tokens, np.arange(len(tokens)) >= len(prompt))
         self.documents += 1
         self.supervised_tokens += len(answer) + 1
-        self.bytes += size
+        self.targets += len(answer) + 1
+        self.target_bytes += answer_size
+        self.bytes += prompt_size + answer_size
 
 
 class Stream(_Filler):
-    """Cuts the documents, one behind the other, into rows without a gap; only the last row is padded."""
+    """Cuts the documents, one behind the other, into rows without a gap; only the last row is padded.
 
-    def __init__(self, writer: ShardWriter, context: int, end_token: int, document_masking: bool) -> None:
-        super().__init__(writer, context, end_token)
+    The stream ends at its limit exactly, and leaves the document that is cut there without an end token.
+    """
+
+    def __init__(
+        self, writer: ShardWriter, context: int, end_token: int, document_masking: bool, limit: int | None = None
+    ) -> None:
+        super().__init__(writer, context, end_token, limit)
         self._masking = document_masking
         self._open = False
 
-    def add(self, tokens: np.ndarray, size: int) -> None:
-        """The next tokens of the document that is open, or the first of a new one; `size`: bytes of their text."""
+    def add(self, tokens: np.ndarray, size: int, supervised: bool = True) -> None:
+        """The next tokens of the document that is open, or the first of a new one.
+
+        Args:
+            size: bytes of their text; where the limit cuts the tokens, their share of it counts.
+            supervised: whether they are targets of the loss.
+        """
+        if self._limit is not None and len(tokens) > (room := self._limit - self.stream_tokens):
+            size = size * room // len(tokens)
+            tokens = tokens[:room]
+            self.full = True
         self.bytes += size
+        if supervised:
+            self.targets += len(tokens)
+            self.target_bytes += size
         start = 0
         while start < len(tokens):
             piece = tokens[start : start + self._context - self._held]
             # The first token of a row has no predecessor; with masking, nor has that of a document.
             unpredicted = self._held == 0 or (self._masking and not self._open)
-            self.supervised_tokens += len(piece) - unpredicted
+            self.supervised_tokens += supervised * (len(piece) - unpredicted)
             self._open = True
-            self._append(piece, True)
+            self._append(piece, supervised)
             start += len(piece)
 
     def end(self) -> None:
@@ -113,3 +173,12 @@ class Stream(_Filler):
             self.add(np.array([self._end]), 0)
             self.documents += 1
             self._open = False
+            self.full = self.full or self.stream_tokens == self._limit
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        numbers, arrays = super().state()
+        return numbers | {"open": self._open}, arrays
+
+    def restore(self, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        super().restore(numbers, arrays)
+        self._open = numbers["open"]

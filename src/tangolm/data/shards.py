@@ -26,11 +26,11 @@ class ShardWriter:
     """Collects the rows of a split and writes a shard whenever `SHARD_TOKENS` are together."""
 
     def __init__(
-        self, folder: Path, split: str, context: int, vocab_size: int, shard_tokens: int = SHARD_TOKENS
+        self, folder: Path, split: str, context: int, vocab_size: int, shard_tokens: int | None = None
     ) -> None:
         self._folder, self._split = folder, split
         self._dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-        self._capacity = max(1, shard_tokens // context)
+        self._capacity = max(1, (shard_tokens or SHARD_TOKENS) // context)
         self._context = context
         self._tokens, self._supervised = self._buffers()
         self._held = 0
@@ -50,6 +50,25 @@ class ShardWriter:
         """Write what is left; the shards' entries for the manifest."""
         self._flush()
         return self.shards
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What a journal keeps of it: entries of the shards that are written, and the rows that are not."""
+        held = {"rows.tokens": self._tokens[: self._held], "rows.supervised": self._supervised[: self._held]}
+        return {"rows": self.rows, "shards": self.shards}, held
+
+    def restore(self, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Go on from a state that a journal kept.
+
+        Raises:
+            ValueError: a shard that was written by then is missing or damaged.
+        """
+        for shard in numbers["shards"]:
+            for suffix, expected in shard["sha256"].items():
+                _check(self._folder / f"{shard['name']}.{suffix}", expected)
+        self.rows, self.shards = numbers["rows"], list(numbers["shards"])
+        self._held = len(arrays["rows.tokens"])
+        self._tokens[: self._held] = arrays["rows.tokens"]
+        self._supervised[: self._held] = arrays["rows.supervised"]
 
     def _buffers(self) -> tuple[np.ndarray, np.ndarray]:
         shape = (self._capacity, self._context)
@@ -112,9 +131,7 @@ class Split:
         """
         for number, shard in enumerate(self.entry.shards):
             for suffix, expected in shard.sha256.items():
-                path = self.folder / f"{shard.name}.{suffix}"
-                if _digest(path) != expected:
-                    raise ValueError(_damaged(path, "its bytes are not those that were prepared (sha256 differs)"))
+                _check(self.folder / f"{shard.name}.{suffix}", expected)
             if progress is not None:
                 progress(number + 1, len(self.entry.shards), f"checking {self.name}")
 
@@ -180,9 +197,11 @@ class _Hashing:
         return self._file.write(data)
 
 
-def _digest(path: Path) -> str:
+def _check(path: Path, expected: str) -> None:
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ValueError(_damaged(path, f"it cannot be read ({error.strerror})")) from error
+    if digest != expected:
+        raise ValueError(_damaged(path, "its bytes are not those that were prepared (sha256 differs)"))

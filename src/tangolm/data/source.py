@@ -77,6 +77,7 @@ def new_manifest(
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "end_token": tokenizer.end_token,
+        **({"tokenizer_sha256": tokenizer.sha256} if tokenizer.sha256 else {}),
         "document_masking": document_masking,
         "arguments": {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()},
         "versions": {"python": platform.python_version(), **_versions(["tangolm", "numpy", *packages])},

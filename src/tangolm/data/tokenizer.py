@@ -16,6 +16,7 @@ class Tokenizer(Protocol):
     name: str
     vocab_size: int
     end_token: int
+    sha256: str | None  # of the file that it is read from, where there is one
 
     def encode(self, text: str) -> list[int]: ...
     def encode_bytes(self, data: bytes) -> np.ndarray: ...
@@ -28,6 +29,7 @@ class ByteTokenizer:
     name = "bytes"
     vocab_size = 257
     end_token = 256
+    sha256: str | None = None
 
     def encode(self, text: str) -> list[int]:
         """The bytes of `text`; bytes that were no UTF-8 when a command line was read come back as they were.
