@@ -104,9 +104,10 @@ def _print_lengths(name: str, lengths: dict[str, Any]) -> None:
     if not lengths["documents"]:
         print(f"\n{name}: no document ends in it")
         return
+    rate = lengths["bytes_per_token"]
     print(
         f"\n{name}: {lengths['documents']:,} documents of {lengths['shortest']:,} to {lengths['longest']:,} tokens, "
-        f"{lengths['mean']:,.1f} in the mean, {lengths['bytes_per_token']:.2f} bytes a token"
+        f"{lengths['mean']:,.1f} in the mean" + (f"; {rate:.3f} supervised bytes a token" if rate else "")
     )
     most = max(entry["documents"] for entry in lengths["histogram"])
     for entry in lengths["histogram"]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from tangolm.config import from_dict, suggest
 from tangolm.data import dm_mathematics, text
+from tangolm.data.contents import show
 from tangolm.data.loader import Batch, Loader, evaluation_batches
 from tangolm.data.mixture import MixedSplit, data_sha256, mix, open_data, read_data
 from tangolm.data.questions import Question, questions
 from tangolm.data.shards import Split, open_split, read_manifest
-from tangolm.data.show import show
 from tangolm.data.source import DataSet, Progress, no_progress
 from tangolm.data.tokenizer import TOKENIZERS, ByteTokenizer, Tokenizer, get_tokenizer
 

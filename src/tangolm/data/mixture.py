@@ -129,8 +129,8 @@ def mix(
     found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     if out.exists() and not out.is_dir():
         raise ValueError(f"out {str(out)!r} is a file; name a folder")
-    if found not in ([], [MIXTURE]):
-        raise ValueError(f"out {str(out)!r} holds {found[0]!r}, which is no mixture; name a new or empty folder")
+    if foreign := [name for name in found if name != MIXTURE]:
+        raise ValueError(f"out {str(out)!r} holds {foreign[0]!r}, which is no mixture; name a new or empty folder")
     if found and not overwrite:
         raise ValueError(f"out {str(out)!r} already holds a mixture; name another folder, or overwrite it")
     for path in paths:
@@ -170,7 +170,7 @@ def open_data(folder: str | Path, split: str) -> Split | MixedSplit:
         return open_split(folder, split)
     mixture = _read(folder)
     manifest = _manifest(folder, mixture)
-    parts = {part.name: open_split(folder / part.folder, split) for part in mixture.parts}
+    parts = {part.name: open_split(_path(folder, part), split) for part in mixture.parts}
     return MixedSplit(folder, split, manifest, parts, Schedule(mixture.schedule, mixture.weights))
 
 
@@ -246,8 +246,12 @@ def _manifest(folder: Path, mixture: Mixture) -> dict[str, Any]:
     }
 
 
+def _path(folder: Path, part: Part) -> Path:
+    return Path(os.path.normpath(folder.resolve() / part.folder))
+
+
 def _part_manifest(folder: Path, part: Part) -> dict[str, Any]:
-    path = folder / part.folder
+    path = _path(folder, part)
     manifest = read_manifest(path)
     if _sha256(path / MANIFEST) != part.sha256:
         raise ValueError(

@@ -56,8 +56,8 @@ def lengths(split: Split, progress: Progress = no_progress) -> dict[str, Any]:
     """The lengths of a split's documents in tokens, their end tokens included.
 
     Returns:
-        documents; tokens (of them all, without padding); mean, shortest, longest (None without documents);
-        bytes_per_token; histogram: [{from, to, documents}], a bin reaching to twice its first length.
+        documents (that end in the split); tokens of them all; mean, shortest, longest (None without documents);
+        bytes_per_token, as the manifest has it; histogram: [{from, to, documents}], each bin twice as wide as the last.
     """
     bins, documents, total, shortest, longest = np.zeros(BINS, np.int64), 0, 0, None, 0
     for own in _lengths(split, progress):
@@ -74,7 +74,7 @@ def lengths(split: Split, progress: Progress = no_progress) -> dict[str, Any]:
         "mean": total / documents if documents else None,
         "shortest": shortest,
         "longest": longest or None,
-        "bytes_per_token": split.entry.bytes / total if total else None,
+        "bytes_per_token": split.entry.bytes_per_token,
         "histogram": [{"from": 2**bin, "to": 2 ** (bin + 1) - 1, "documents": int(bins[bin])} for bin in span],
     }
 
