@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-BATCH = 16  # rows of a part that are decoded together
+BATCH_BYTES, BATCH_ROWS = 2**22, 512  # of a part that are decoded together, on average and at most
 MOST = 2**26  # bytes of one repository that are kept, so that memory is bounded
 REPOSITORY = ("repo_path", "repo_name", "max_stars_repo_name")
 FIELDS = {  # what is read of a file, and its name in versions 3, 2 and 1
@@ -183,9 +183,11 @@ def _repositories(part: pq.ParquetFile, name: str, schema: Schema, wanted: Wante
     group = 0
     while start >= (rows := part.metadata.row_group(group).num_rows):
         start, group = start - rows, group + 1
+    total = sum(part.metadata.row_group(index).total_byte_size for index in range(part.num_row_groups))
+    size = max(1, min(BATCH_ROWS, BATCH_BYTES * part.metadata.num_rows // max(1, total)))
     columns = [schema.repository, "files"] if schema.nested else [schema.repository, *schema.fields.values()]
     try:
-        for batch in part.iter_batches(BATCH, row_groups=list(range(group, part.num_row_groups)), columns=columns):
+        for batch in part.iter_batches(size, row_groups=list(range(group, part.num_row_groups)), columns=columns):
             if start < len(batch):
                 yield from _of_batch(batch.slice(start), schema, wanted)
             start = max(0, start - len(batch))
