@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tangolm.data.manifest import MANIFEST, MARK, claim, read_manifest, replacing
-from tests.data.tiny import contents, prepare_sums
+from tangolm.data.manifest import MANIFEST, MARK, SPLITS, claim, read_manifest, replacing
+from tangolm.data.pipeline import Document, Worked, write
+from tangolm.data.text import TextOptions
+from tangolm.data.tokenizer import get_tokenizer
+from tests.data.tiny import contents, prepare_sums, save_tokenizer
 
 WRONG: list[tuple[list[Any], Any, str]] = [
     (["format"], 2, "format must be 1, got 2"),
@@ -128,3 +132,27 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     with pytest.raises(OSError, match="disk"):
         write()
     assert contents(tmp_path) == {"value": b"old"}
+
+
+def test_another_tokenizer_than_the_data_was_prepared_with_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    name = save_tokenizer(tmp_path / "tokenizer")
+    write(tmp_path / "data", **_one_document_a_split(name))
+    assert read_manifest(tmp_path / "data")["tokenizer_sha256"] == get_tokenizer(name).sha256
+    path = tmp_path / "tokenizer" / "tokenizer.json"
+    path.write_text(path.read_text() + "\n")
+    os.utime(path, (1, 1))
+    with pytest.raises(ValueError, match=r"is not the one that the data was prepared with: the sha256"):
+        read_manifest(tmp_path / "data")
+
+
+def _one_document_a_split(tokenizer: str) -> dict[str, Any]:
+    return {
+        "dataset": "text",
+        "options": TextOptions(tokenizer=tokenizer),
+        "items": lambda start: iter(SPLITS[start:]),
+        "work": lambda split: Worked((Document(split, "text", b"the word"),)),
+        "tokenizer": tokenizer,
+        "document_masking": False,
+        "workers": 1,
+    }

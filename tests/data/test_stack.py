@@ -113,7 +113,7 @@ def test_each_file_is_a_document_and_a_repository_is_of_one_split(parts: Path, t
         split: sorted(documents) for split, documents in of_split.items()
     }
     assert all(found.values())
-    assert (manifest["dataset"], manifest["origin"], manifest["parts"]) == ("stack", "parquet", 3)
+    assert (manifest["dataset"], manifest["origin"], manifest["parts"]) == ("stack", "rows", 3)
     assert manifest["fields"] == {
         "read": {
             "content": "content",
@@ -296,11 +296,9 @@ def test_tokens_end_the_splits_exactly(parts: Path, tmp_path: Path) -> None:
     }
 
 
-def test_interrupted_it_goes_on_to_the_same_bytes(parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare("stack", parts, tmp_path / "straight", workers=1)
-    monkeypatch.setattr(pipeline, "JOURNAL_SECONDS", 0.0)
-    read = Parts.repositories
-    starts = []
+def break_off(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on reading breaks off after 45 rows; the numbers of the rows at which it began."""
+    read, starts = Parts.repositories, []
 
     def broken(self: Parts, wanted: Wanted, start: int = 0) -> Any:
         starts.append(start)
@@ -310,13 +308,34 @@ def test_interrupted_it_goes_on_to_the_same_bytes(parts: Path, tmp_path: Path, m
             yield one
 
     monkeypatch.setattr(Parts, "repositories", broken)
+    monkeypatch.setattr(pipeline, "JOURNAL_SECONDS", 0.0)
     monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 10)
+    return starts
+
+
+def test_interrupted_it_goes_on_to_the_same_bytes(parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare("stack", parts, tmp_path / "straight", workers=1)
+    starts = break_off(monkeypatch)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             prepare("stack", parts, tmp_path / "parted", workers=1)
     prepare("stack", parts, tmp_path / "parted", workers=1)
     assert starts == [0, 40, 80]
     assert contents(tmp_path / "parted") == contents(tmp_path / "straight")
+
+
+def test_a_branch_that_moved_is_told_and_its_commit_goes_on(
+    hub: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = break_off(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        prepare("stack", None, tmp_path / "out", hub="someone/code", workers=1)
+    hub.append("moved")
+    with pytest.raises(ValueError, match='whose revision was "c0ffee" and is now "decade"; give what it began with'):
+        prepare("stack", None, tmp_path / "out", hub="someone/code", workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        prepare("stack", None, tmp_path / "out", hub="someone/code", revision="c0ffee", workers=1)
+    assert starts == [0, 40]
 
 
 @pytest.mark.slow
@@ -341,7 +360,8 @@ def hub(parts: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if dataset != "someone/code":
             raise RuntimeError("404")
         names = ["README.md", *(f"data/{name}" for name in os.listdir(parts))]
-        return SimpleNamespace(sha="c0ffee", siblings=[SimpleNamespace(rfilename=name) for name in names])
+        sha = revision if revision != "main" else "decade" if "moved" in asked else "c0ffee"
+        return SimpleNamespace(sha=sha, siblings=[SimpleNamespace(rfilename=name) for name in names])
 
     class Files:
         def open(self, path: str, mode: str, block_size: int) -> Any:
@@ -359,7 +379,8 @@ def partial_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_the_hub_is_read_at_the_commit_that_the_manifest_names(hub: list[str], parts: Path, tmp_path: Path) -> None:
     manifest = prepare("stack", None, tmp_path / "out", hub="someone/code", revision="main", workers=1)
-    assert (manifest["commit"], manifest["origin"]) == ("c0ffee", "Hugging Face hub: someone/code")
+    assert manifest["origin"] == "Hugging Face hub: someone/code"
+    assert manifest["arguments"]["revision"] == "c0ffee"  # the commit that main is
     assert hub[0] == "someone/code main"
     assert sorted(set(hub[1:])) == [f"datasets/someone/code@c0ffee/data/part-{part}.parquet" for part in range(3)]
     local = prepare("stack", parts, tmp_path / "local", workers=1)

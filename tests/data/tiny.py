@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tangolm.data.dm_shim import LEVELS
 from tangolm.data.rows import WholeDocuments
@@ -85,3 +87,18 @@ def documents(split: Any) -> list[tuple[bytes, bytes]]:
                 assert start == end  # padding is an end token alone
             start = end + 1
     return found
+
+
+def save_tokenizer(folder: Path) -> str:
+    """A small byte-level BPE in Hugging Face's files, its end token <|end|>; how to name it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["the end of the word is the other word of the others, " * 5], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    return f"hf:{folder}"

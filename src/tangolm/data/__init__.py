@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tangolm.config import from_dict, suggest
-from tangolm.data import dm_mathematics, stack, text
+from tangolm.data import dm_mathematics, fineweb_edu, stack, text
 from tangolm.data.contents import show
 from tangolm.data.loader import Batch, Loader, evaluation_batches
 from tangolm.data.mixture import MixedSplit, data_sha256, mix, open_data, read_data
@@ -49,6 +49,12 @@ DATASETS = {
         "mathematics questions of 56 modules, generated here or read from the published archive",
         dm_mathematics.DmMathematicsOptions,
         dm_mathematics.prepare,
+        needs_source=False,
+    ),
+    "fineweb-edu": DataSet(
+        "web documents of FineWeb-Edu, partitioned by time, streamed or from local files",
+        fineweb_edu.FineWebEduOptions,
+        fineweb_edu.prepare,
         needs_source=False,
     ),
     "stack": DataSet(

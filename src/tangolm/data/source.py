@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,6 +63,21 @@ def at_least(low: int, **options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < low:
             raise ValueError(f"{name} must be at least {low}, got {value}")
+
+
+def whole_number(value: int | str, name: str) -> int:
+    """`value`, which may be written with a suffix: 1.5B, 300M, 64k (powers of 1,000).
+
+    Raises:
+        ValueError: no whole number of 1 or more; the option is named.
+    """
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kmbgt]?)\s*", str(value), re.IGNORECASE)
+    if match:
+        scale = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}[match[2].lower()]
+        number = Fraction(match[1].replace(",", "").replace("_", "")) * scale
+        if number.denominator == 1 and number >= 1:
+            return int(number)
+    raise ValueError(f"{name} must be a whole number of 1 or more such as 2000000, 300M or 1.5B, got {value!r}")
 
 
 def new_manifest(

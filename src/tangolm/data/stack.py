@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,7 @@ class StackOptions:
     """Options of `prepare stack`."""
 
     hub: str | None = option(None, f"read a data set of the Hugging Face hub instead of a source, such as {HUB}")
-    revision: str = option("main", "branch, tag or commit on the hub; the manifest has the commit")
+    revision: str = option("main", "branch, tag or commit on the hub; its commit is kept in the manifest")
     languages: tuple[str, ...] = option((), "only these, such as Python; any where empty")
     licenses: tuple[str, ...] = option((), "only these or this kind, such as MIT or permissive; any where empty")
     vendored: bool = option(False, "keep vendored and generated files")
@@ -139,7 +139,8 @@ def prepare(
             code); None: the hub where `options.hub` names a data set, else Python's standard library.
 
     Returns:
-        The manifest. `passed_over` counts files by reason; of rows, `fields` says what was missing and what not read.
+        The manifest. `passed_over` counts files by reason; of rows, `fields` says what was missing and what not read, and
+        `arguments.revision` is the commit of the hub.
 
     Raises:
         ValueError: an option, a source or a folder that cannot be used; a split that would be empty.
@@ -151,8 +152,9 @@ def prepare(
         from tangolm.data.stack_hub import hub_parts
 
         parts, commit = hub_parts(options.hub, options.revision)
-        facts = {"origin": f"Hugging Face hub: {options.hub}", "commit": commit}
-        return _prepare_rows(parts, {"commit": commit}, facts, out, options, progress, overwrite)
+        # The commit takes the revision's place, so that what was begun on a branch goes on at its commit.
+        options = replace(options, revision=commit)
+        return _prepare_rows(parts, None, f"Hugging Face hub: {options.hub}", out, options, progress, overwrite)
     if source is None:
         root, origin = Path(sysconfig.get_path("stdlib")), f"standard library of Python {platform.python_version()}"
     else:
@@ -163,14 +165,14 @@ def prepare(
             found = {path.relative_to(root if root.is_dir() else root.parent).as_posix(): path for path in paths}
             identity = {name: path.stat().st_size for name, path in sorted(found.items())}
             parts = Parts(tuple(sorted(found)), lambda name: found[name].open("rb"))
-            return _prepare_rows(parts, identity, {"origin": "parquet"}, out, options, progress, overwrite)
-    return _prepare_folder(root, {"origin": origin}, out, options, progress, overwrite)
+            return _prepare_rows(parts, identity, "rows", out, options, progress, overwrite)
+    return _prepare_folder(root, origin, out, options, progress, overwrite)
 
 
 def _prepare_rows(
     parts: Parts,
     identity: Any,
-    facts: dict[str, Any],
+    origin: str,
     out: str | Path,
     options: StackOptions,
     progress: Progress,
@@ -199,14 +201,14 @@ def _prepare_rows(
         limits=options.limits(),
         identity=identity,
         packages=("pyarrow",),
-        facts={**facts, "parts": len(parts.names), "fields": fields},
+        facts={"origin": origin, "parts": len(parts.names), "fields": fields},
         progress=progress,
         overwrite=overwrite,
     )
 
 
 def _prepare_folder(
-    root: Path, facts: dict[str, Any], out: str | Path, options: StackOptions, progress: Progress, overwrite: bool
+    root: Path, origin: str, out: str | Path, options: StackOptions, progress: Progress, overwrite: bool
 ) -> dict[str, Any]:
     if options.licenses:
         raise ValueError(
@@ -232,7 +234,7 @@ def _prepare_folder(
         total=sum(size for _, size in files),
         passed_over=passed,
         identity=hashlib.sha256(repr(files).encode("utf-8", "surrogateescape")).hexdigest(),
-        facts=facts,
+        facts={"origin": origin},
         progress=progress,
         overwrite=overwrite,
     )

@@ -141,7 +141,7 @@ def _digest(text: str) -> bytes:
 def _parquet(file: BinaryIO, name: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
-    except (pa.ArrowException, OSError) as error:
+    except Exception as error:  # pyarrow's, or of the network
         raise ValueError(f"part {name!r} is no parquet that can be read: {error}") from error
 
 
@@ -191,7 +191,7 @@ def _repositories(part: pq.ParquetFile, name: str, schema: Schema, wanted: Wante
             if start < len(batch):
                 yield from _of_batch(batch.slice(start), schema, wanted)
             start = max(0, start - len(batch))
-    except (pa.ArrowException, OSError) as error:
+    except Exception as error:  # pyarrow's, or of the network
         raise ValueError(f"part {name!r} cannot be read on: {error}; run again to go on behind what is done") from error
 
 

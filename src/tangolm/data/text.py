@@ -1,30 +1,49 @@
-"""Files of text as one stream of bytes: any folder of them, or a single file.
+"""Files of text as one stream: any folder of them, or a single file.
 
-Bytes are kept as they are, valid UTF-8 or not; a byte order mark is dropped. The stream of a split is its documents in the
-order of their paths, an end token behind each, cut into rows of `context` tokens without a gap.
+A file of text is a document; each line of a file of JSON lines and each row of a parquet file is one. Files may be packed
+(`.gz`, `.zst`). Bytes are kept as they are, valid UTF-8 or not; a byte order mark is dropped. The stream of a split is its
+documents in the order of their paths, an end token behind each, cut into rows of `context` tokens without a gap.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
+import re
+from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from tangolm.config import suggest
 from tangolm.data.manifest import SPLITS
-from tangolm.data.rows import Stream
-from tangolm.data.shards import ShardWriter, claim, write_manifest
-from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, new_manifest, no_progress, option
-from tangolm.data.tokenizer import TOKENIZERS, get_tokenizer
+from tangolm.data.pipeline import Document, Worked, write
+from tangolm.data.records import (
+    BOM,
+    JSON_LINES,
+    PACKED,
+    PARQUET,
+    RECORD_LIMIT,
+    RecordError,
+    lines,
+    opened,
+    parse,
+    rows,
+    suffix,
+    text_of,
+    too_large,
+)
+from tangolm.data.seen import key
+from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, no_progress, option, whole_number
+from tangolm.data.tokenizer import CHOICES, get_tokenizer
 
 NAME = "text"
-BOM = b"\xef\xbb\xbf"
 PIECE = 2**22  # bytes of a file read at a time
+_BEFORE_WORD = re.compile(rb"[!-~] (?=[!-~])")
 
 
 @dataclass(frozen=True)
@@ -36,8 +55,10 @@ class TextOptions:
     """
 
     context: int = option(256, "tokens a row, at least 2")
-    tokenizer: str = option("bytes", f"one of: {', '.join(TOKENIZERS)}")
-    suffixes: tuple[str, ...] = option((".txt", ".md", ".py"), "endings of the files to read in a folder")
+    tokenizer: str = option("bytes", CHOICES)
+    suffixes: tuple[str, ...] = option(
+        (".txt", ".md", ".py", ".jsonl", ".parquet"), "endings of the files to read in a folder, packed ones included"
+    )
     include: tuple[str, ...] = option((), "patterns: only files that match one; all where empty")
     exclude: tuple[str, ...] = option(
         ("site-packages", "dist-packages", "__pycache__", ".*"), "patterns: files and folders left out"
@@ -51,18 +72,30 @@ class TextOptions:
     dev_fraction: float = option(0.05, "part of the files (or of each file) for development")
     test_fraction: float = option(0.05, "part of the files (or of each file) for the test")
     document_masking: bool = option(False, "keep documents in a row from seeing each other")
+    field: str = option("text", "the field of JSON lines and the column of parquet that is the text")
+    tokens: str | int | None = option(
+        None, "end training after so many tokens, such as 1.5B, development and test after their share"
+    )
+    on_error: Literal["fail", "skip"] = option("fail", "what a line or row that holds no text does; skip counts it")
+    record_limit: str | int = option(RECORD_LIMIT, "refuse a line, a row or an unpacked file of more bytes")
+    workers: int | None = option(None, "processes that tokenise; one a core where not given")
 
     def __post_init__(self) -> None:
         if self.context > LONGEST_CONTEXT:
             raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
         at_least(2, context=self.context)
-        at_least(1, limit_bytes=self.limit_bytes)
+        at_least(1, limit_bytes=self.limit_bytes, workers=self.workers)
+        for name in ("tokens", "record_limit"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole_number(value, name))
         get_tokenizer(self.tokenizer)
-        for suffix in self.suffixes:
-            if not suffix.startswith("."):
-                raise ValueError(f"suffixes has {suffix!r}, which has no dot; write {'.' + suffix!r}")
+        for ending in self.suffixes:
+            if not ending.startswith("."):
+                raise ValueError(f"suffixes has {ending!r}, which has no dot; write {'.' + ending!r}")
         if self.split not in ("auto", "path", "position"):
             raise ValueError(f"split {self.split!r} is not known{suggest(self.split, ('auto', 'path', 'position'))}")
+        if self.on_error not in ("fail", "skip"):
+            raise ValueError(f"on_error {self.on_error!r} is not known{suggest(self.on_error, ('fail', 'skip'))}")
         for name in ("dev_fraction", "test_fraction"):
             if not 0 < getattr(self, name) < 0.5:
                 raise ValueError(f"{name} must be above 0 and below 0.5, got {getattr(self, name)}")
@@ -72,12 +105,35 @@ class TextOptions:
 class _File:
     path: Path
     name: str  # relative to the source, with forward slashes
-    size: int
+    size: int  # as it lies on the disk
+    length: int = 0  # unpacked; 0 for a file of records
 
     @property
     def place(self) -> float:
-        """Where a hash of the name puts the file between 0 and 1."""
-        return int.from_bytes(hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
+        return _place(self.name.encode("utf-8", "surrogateescape"))
+
+    @property
+    def records(self) -> bool:
+        return suffix(self.path) in (*JSON_LINES, PARQUET)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The next bytes of a document of a file of text."""
+
+    split: str
+    text: bytes
+    ends: bool
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A line of JSON or the text of a row; `split` is None where its text decides."""
+
+    where: str
+    line: bytes | None
+    row: dict[str, Any] | None
+    split: str | None
 
 
 def prepare(
@@ -91,42 +147,97 @@ def prepare(
     """Prepare the text of a file or folder in `out`.
 
     Returns:
-        The manifest; its `passed_over` counts empty files, copies of others, links and dropped byte order marks.
+        The manifest; its `passed_over` counts empty files, copies of others, links and dropped byte order marks, and with
+        records those that were skipped.
 
     Raises:
-        ValueError: an option, a source or a folder that cannot be used; a split that would be empty.
+        ValueError: an option, a source or a folder that cannot be used; a record without text where they are not skipped;
+            a split that would be empty.
     """
     options = options or TextOptions()
     root = existing(source, NAME)
     passed = Counter(empty=0, copies=0, links=0, byte_order_marks=0)
-    files = _distinct(_files(root, options, passed), passed)
+    files = _distinct(_files(root, options, passed), int(options.record_limit), passed)
     by_position = options.split == "position" or (options.split == "auto" and root.is_file())
-    parts = {split: list(_parts(files, split, options, by_position)) for split in SPLITS}
-    for split, documents in parts.items():
-        if not documents:
+    parts = [(file, list(_parts(file, options, by_position))) for file in files]
+    records = any(file.records for file in files)
+    for split in SPLITS:
+        if not records and not any(split == name for _, spans in parts for name, _, _ in spans):
             raise ValueError(
                 f"split {split!r} would be empty: {len(files)} files of {', '.join(options.suffixes)} in {str(root)!r}; "
                 "name more files, or split='position'"
             )
-    out = claim(Path(out), NAME, overwrite)
-    tokenizer = get_tokenizer(options.tokenizer)
-    manifest = new_manifest(NAME, options, tokenizer, options.document_masking, generated=False)
-    total = sum(stop - start for documents in parts.values() for _, start, stop in documents)
-    done, splits = 0, {}
-    for split, documents in parts.items():
-        writer = ShardWriter(out, split, options.context, tokenizer.vocab_size)
-        rows = Stream(writer, options.context, tokenizer.end_token, options.document_masking)
-        for file, start, stop in documents:
-            for piece in _pieces(file.path, start, stop):
-                rows.add(tokenizer.encode_bytes(piece), len(piece))
-                done += len(piece)
-                progress(done, total, f"reading {split}")
-            rows.end()
-        splits[split] = rows.close()
-        splits[split]["sources"] = [{"name": NAME, "documents": rows.documents, "rows": [0, rows.rows]}]
-    manifest |= {"passed_over": dict(passed), "splits": splits}
-    write_manifest(out, manifest)
-    return manifest
+    return write(
+        out,
+        NAME,
+        options,
+        items=lambda start: islice(_items(parts, options), start, None),
+        work=partial(_work, options=options),
+        tokenizer=options.tokenizer,
+        document_masking=options.document_masking,
+        workers=options.workers,
+        limits=_limits(options),
+        total=0 if records else sum(stop - start for _, spans in parts for _, start, stop in spans),
+        passed_over=passed,
+        identity=hashlib.sha256(
+            repr([(f.name, f.size, f.path.stat().st_mtime_ns) for f in files]).encode()
+        ).hexdigest(),
+        facts={"generated": False},
+        progress=progress,
+        overwrite=overwrite,
+    )
+
+
+def _limits(options: TextOptions) -> dict[str, int]:
+    if options.tokens is None:
+        return {}
+    train, part = int(options.tokens), 1 - options.dev_fraction - options.test_fraction
+    share = {"dev": options.dev_fraction, "test": options.test_fraction}
+    return {"train": train, **{split: max(1, round(train * share[split] / part)) for split in share}}
+
+
+def _place(name: bytes) -> float:
+    """Where a hash puts a name between 0 and 1."""
+    return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") / 2**64
+
+
+def _split(place: float, options: TextOptions) -> str:
+    if place < options.test_fraction:
+        return "test"
+    return "dev" if place < options.test_fraction + options.dev_fraction else "train"
+
+
+def _items(parts: list[tuple[_File, list[tuple[str, int, int]]]], options: TextOptions) -> Iterator[_Piece | _Record]:
+    limit = int(options.record_limit)
+    for file, spans in parts:
+        split = _split(file.place, options) if options.split == "path" else None
+        if not file.records:
+            for name, start, stop in spans:
+                yield from _pieces(file.path, name, start, stop)
+        elif suffix(file.path) == PARQUET:
+            for number, values in rows(file.path, [options.field], limit=limit):
+                yield _Record(f"{str(file.path)!r} row {number}", None, values, split)
+        else:
+            for number, line in lines(file.path, limit):
+                yield _Record(f"{str(file.path)!r} line {number}", line, None, split)
+
+
+def _work(item: _Piece | _Record, options: TextOptions) -> Worked:
+    if isinstance(item, _Piece):
+        return Worked((Document(item.split, NAME, item.text, ends=item.ends),))
+    try:
+        values = parse(item.line, item.where) if item.line is not None else item.row
+        assert values is not None
+        text = text_of(values, options.field, item.where)
+    except RecordError as error:
+        if options.on_error == "skip":
+            return Worked((), {"bad_records": 1})
+        raise ValueError(f"{error}; mend it, or pass over such records with on_error='skip'") from error
+    if not text:
+        return Worked((), {"empty": 1})
+    # A text is placed by its hash, so that it stays in its split when others come or go.
+    split, keys = item.split or _split(_place(text), options), (key(text),)
+    return Worked((Document(split, NAME, text, notes=keys, unless=keys),))
 
 
 def _files(root: Path, options: TextOptions, passed: Counter[str]) -> list[_File]:
@@ -140,7 +251,7 @@ def _files(root: Path, options: TextOptions, passed: Counter[str]) -> list[_File
         folders[:] = [name for name in folders if not _matches(prefix + name, name, options.exclude)]
         for name in names:
             relative, path = prefix + name, Path(folder) / name
-            if path.suffix not in options.suffixes or _matches(relative, name, options.exclude):
+            if suffix(path) not in options.suffixes or _matches(relative, name, options.exclude):
                 continue
             if options.include and not any(
                 _matches("/".join(relative.split("/")[: depth + 1]), part, options.include)
@@ -166,67 +277,97 @@ def _matches(relative: str, name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(relative if "/" in pattern else name, pattern.rstrip("/")) for pattern in patterns)
 
 
-def _distinct(files: list[_File], passed: Counter[str]) -> list[_File]:
+def _distinct(files: list[_File], limit: int, passed: Counter[str]) -> list[_File]:
     """The files that hold text, each content once, so that no text of the test is a copy of one of training."""
     seen: set[bytes] = set()
     kept = []
     for file in files:
-        try:
-            with file.path.open("rb") as stream:
-                marked = stream.read(len(BOM)) == BOM
-                stream.seek(len(BOM) if marked else 0)
-                digest = hashlib.file_digest(stream, "sha256").digest()
-                length = stream.tell() - (len(BOM) if marked else 0)
-        except OSError as error:
-            raise ValueError(f"source {str(file.path)!r} cannot be read ({error.strerror}); exclude it") from error
+        if file.records:
+            kept.append(file)
+            continue
+        digest, length = hashlib.sha256(), 0
+        with opened(file.path) as stream:
+            head = stream.read(len(BOM))
+            marked = head == BOM
+            piece = b"" if marked else head
+            while piece or length == 0:
+                digest.update(piece)
+                length += len(piece)
+                if file.path.suffix in PACKED and length > limit:
+                    raise too_large(file.path, limit)
+                if not (piece := stream.read(PIECE)):
+                    break
         passed["byte_order_marks"] += marked
         if length == 0:
             passed["empty"] += 1
-        elif digest in seen:
+        elif digest.digest() in seen:
             passed["copies"] += 1
         else:
-            seen.add(digest)
-            kept.append(file)
+            seen.add(digest.digest())
+            kept.append(replace(file, length=length + len(BOM) * marked))
     return kept
 
 
-def _parts(files: list[_File], split: str, options: TextOptions, by_position: bool) -> Iterator[tuple[_File, int, int]]:
-    """(file, first byte, last byte + 1) of each document of a split."""
-    bounds = {
-        "test": (0.0, options.test_fraction),
-        "dev": (options.test_fraction, options.test_fraction + options.dev_fraction),
-        "train": (options.test_fraction + options.dev_fraction, 1.0),
-    }
-    low, high = bounds[split]
-    for file in files:
-        if not by_position:
-            if low <= file.place < high:
-                yield file, 0, file.size
-        else:  # counted from the end of the file: training comes first, then development, then the test
-            start, stop = (_character(file, round(file.size * (1 - part))) for part in (high, low))
-            if start < stop:
-                yield file, start, stop
+def _parts(file: _File, options: TextOptions, by_position: bool) -> Iterator[tuple[str, int, int]]:
+    """(split, first byte, last byte + 1) of each document of a file of text."""
+    if file.records:
+        return
+    if not by_position:
+        yield _split(file.place, options), 0, file.length
+        return
+    # Counted from the end of the file: training comes first, then development, then the test.
+    shares = (0.0, options.test_fraction, options.test_fraction + options.dev_fraction, 1.0)
+    for split, low, high in (("train", *shares[2:]), ("dev", *shares[1:3]), ("test", *shares[:2])):
+        start, stop = (_character(file, round(file.length * (1 - part))) for part in (high, low))
+        if start < stop:
+            yield split, start, stop
 
 
 def _character(file: _File, position: int) -> int:
     """The first byte of the UTF-8 character that holds the byte at `position`; the end of the file is its own."""
-    if position >= file.size:
-        return file.size
-    with file.path.open("rb") as stream:
-        for back in range(min(4, position)):
-            stream.seek(position - back)
-            byte = stream.read(1)
-            if byte and byte[0] & 0xC0 != 0x80:
-                return position - back
+    if position >= file.length:
+        return file.length
+    first = max(0, position - 3)
+    with opened(file.path) as stream:
+        _skip(stream, first)
+        found = stream.read(position + 1 - first)
+    for back, byte in enumerate(reversed(found[-position:] if position else b"")):
+        if byte & 0xC0 != 0x80:
+            return position - back
     return position
 
 
-def _pieces(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    with path.open("rb") as stream:
-        stream.seek(start)
-        if start == 0 and stream.read(len(BOM)) == BOM:
-            start = len(BOM)
-        stream.seek(start)
-        while start < stop and (piece := stream.read(min(PIECE, stop - start))):
-            yield piece
-            start += len(piece)
+def _skip(stream: IO[bytes], count: int) -> None:
+    if stream.seekable():
+        stream.seek(count)
+        return
+    while count and (piece := stream.read(min(PIECE, count))):
+        count -= len(piece)
+
+
+def _pieces(path: Path, split: str, start: int, stop: int) -> Iterator[_Piece]:
+    """The bytes of a document, cut where a tokenizer cuts too: before a space and a word, or else between characters."""
+    with opened(path) as stream:
+        marked = start == 0 and stream.read(len(BOM)) == BOM
+    start += len(BOM) * marked
+    with opened(path) as stream:
+        _skip(stream, start)
+        held, left = b"", stop - start
+        while left and (piece := stream.read(min(PIECE, left))):
+            left -= len(piece)
+            held += piece
+            if left:
+                cut = _cut(held)
+                yield _Piece(split, held[:cut], False)
+                held = held[cut:]
+        yield _Piece(split, held, True)
+
+
+def _cut(text: bytes) -> int:
+    found = deque(_BEFORE_WORD.finditer(text, max(0, len(text) - 2**16)), maxlen=1)
+    if found:
+        return found[0].start() + 1
+    for back in range(1, min(4, len(text))):
+        if text[-back] & 0xC0 != 0x80:  # a character begins here, and goes on in what follows unless it is ASCII
+            return len(text) - back if text[-back] >= 0xC0 else len(text) - back + 1
+    return len(text)

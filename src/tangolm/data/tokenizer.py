@@ -1,17 +1,29 @@
-"""Tokenizers: from text to token ids and back. A tokenizer is a class and a line in `TOKENIZERS`."""
+"""Tokenizers: from text to token ids and back. A tokenizer is a file with a class and a line in `TOKENIZERS`.
+
+Further ones are named `hf:NAME_OR_FOLDER`: a `tokenizer.json` of Hugging Face's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
 
 from tangolm.config import suggest
+from tangolm.data.tokenizer_bytes import ByteTokenizer
+from tangolm.data.tokenizer_gpt2 import Gpt2Tokenizer
+from tangolm.data.tokenizer_hf import PREFIX, hugging_face
+
+__all__ = ["CHOICES", "TOKENIZERS", "ByteTokenizer", "Gpt2Tokenizer", "Tokenizer", "get_tokenizer"]
 
 
 class Tokenizer(Protocol):
-    """What data, generation and checkpoints need of a tokenizer; `end_token` closes each document."""
+    """What data, generation and checkpoints need of a tokenizer.
+
+    `end_token` closes each document, and no text encodes to it; the text of a special token is ordinary text. Reading
+    name, vocab_size, end_token and sha256 of "bytes" and "gpt2" needs no further package.
+    """
 
     name: str
     vocab_size: int
@@ -23,53 +35,18 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str: ...
 
 
-class ByteTokenizer:
-    """One token a byte of UTF-8 (0 to 255) and the end token 256, which no text encodes to."""
-
-    name = "bytes"
-    vocab_size = 257
-    end_token = 256
-    sha256: str | None = None
-
-    def encode(self, text: str) -> list[int]:
-        """The bytes of `text`; bytes that were no UTF-8 when a command line was read come back as they were.
-
-        Raises:
-            ValueError: a lone surrogate, which UTF-8 cannot hold.
-        """
-        try:
-            return list(text.encode("utf-8", errors="surrogateescape"))
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"text holds a lone surrogate at character {error.start}, which UTF-8 cannot encode"
-            ) from error
-
-    def encode_bytes(self, data: bytes) -> np.ndarray:
-        """The tokens of raw bytes, valid UTF-8 or not, as uint16 [bytes]."""
-        return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`: end tokens are dropped, bytes that are no UTF-8 become U+FFFD.
-
-        Raises:
-            ValueError: an id outside 0 to 256.
-        """
-        values = [int(token) for token in ids]
-        for token in values:
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(f"token id {token} is outside 0 to {self.end_token} of the tokenizer 'bytes'")
-        return bytes(token for token in values if token != self.end_token).decode("utf-8", errors="replace")
-
-
-TOKENIZERS: dict[str, type[ByteTokenizer]] = {"bytes": ByteTokenizer}
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"bytes": ByteTokenizer, "gpt2": Gpt2Tokenizer}
+CHOICES = f"{', '.join(TOKENIZERS)}, or {PREFIX}NAME_OR_FOLDER for one of Hugging Face's"
 
 
 def get_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of that name.
 
     Raises:
-        ValueError: no tokenizer of that name.
+        ValueError: no tokenizer of that name, or one whose package or file is missing.
     """
+    if name.startswith(PREFIX):
+        return hugging_face(name)
     if name not in TOKENIZERS:
-        raise ValueError(f"tokenizer {name!r} is not known{suggest(name, TOKENIZERS)}")
+        raise ValueError(f"tokenizer {name!r} is not known{suggest(name, [*TOKENIZERS, PREFIX + 'NAME_OR_FOLDER'])}")
     return TOKENIZERS[name]()

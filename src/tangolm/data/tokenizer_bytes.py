@@ -1,0 +1,54 @@
+"""The tokenizer of bytes: a text is its UTF-8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+def utf8(text: str) -> bytes:
+    """The UTF-8 of `text`; bytes that were no UTF-8 when a command line was read come back as they were.
+
+    Raises:
+        ValueError: a lone surrogate, which UTF-8 cannot hold.
+    """
+    try:
+        return text.encode("utf-8", errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text holds a lone surrogate at character {error.start}, which UTF-8 cannot encode"
+        ) from error
+
+
+class ByteTokenizer:
+    """One token a byte of UTF-8 (0 to 255) and the end token 256, which no text encodes to."""
+
+    name = "bytes"
+    vocab_size = 257
+    end_token = 256
+    sha256: str | None = None
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of `text`; bytes that were no UTF-8 when a command line was read come back as they were.
+
+        Raises:
+            ValueError: a lone surrogate, which UTF-8 cannot hold.
+        """
+        return list(utf8(text))
+
+    def encode_bytes(self, data: bytes) -> np.ndarray:
+        """The tokens of raw bytes, valid UTF-8 or not, as uint16 [bytes]."""
+        return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`: end tokens are dropped, bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: an id outside 0 to 256.
+        """
+        values = [int(token) for token in ids]
+        for token in values:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"token id {token} is outside 0 to {self.end_token} of the tokenizer 'bytes'")
+        return bytes(token for token in values if token != self.end_token).decode("utf-8", errors="replace")
