@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -17,7 +18,8 @@ import pytest
 
 from tangolm.data import open_split, pipeline, prepare
 from tangolm.data.stack import StackOptions
-from tangolm.data.stack_rows import Parts, Wanted
+from tangolm.data.stack_parquet import Parts
+from tangolm.data.stack_rows import Wanted, permuted
 from tests.data.test_text import stream, write
 from tests.data.tiny import contents
 
@@ -264,7 +266,7 @@ def test_damaged_parts_and_parts_without_rows(parts: Path, tmp_path: Path) -> No
 
 
 def test_reading_goes_on_from_any_row(parts: Path) -> None:
-    opened = Parts(tuple(sorted(os.listdir(parts))), lambda name: (parts / name).open("rb")).permuted(3)
+    opened = Parts(permuted(os.listdir(parts), 3), lambda name: (parts / name).open("rb"))
     whole = list(opened.repositories(ANY))
     assert len(whole) == 120
     for start in (0, 1, 16, 17, 33, 39, 40, 41, 80, 97, 119, 120, 500):
@@ -272,10 +274,11 @@ def test_reading_goes_on_from_any_row(parts: Path) -> None:
 
 
 def test_the_seed_permutes_the_parts(parts: Path) -> None:
-    opened = Parts(tuple(sorted(os.listdir(parts))), lambda name: (parts / name).open("rb"))
-    orders = {opened.permuted(seed).names for seed in range(20)}
+    names = sorted(os.listdir(parts))
+    orders = {permuted(names, seed) for seed in range(30)}
     assert len(orders) == 6
-    assert all(sorted(names) == sorted(opened.names) for names in orders)
+    assert all(sorted(order) == names for order in orders)
+    assert permuted(reversed(names), 5) == permuted(names, 5)
 
 
 def test_a_huge_repository_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +290,7 @@ def test_a_huge_repository_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_tokens_end_the_splits_exactly(parts: Path, tmp_path: Path) -> None:
-    options = {"dev_fraction": 0.2, "test_fraction": 0.2, "tokens": 600, "context": 50}
+    options = {"dev_fraction": 0.2, "test_fraction": 0.2, "tokens": "0.6k", "context": 50}
     manifest = prepare("stack", parts, tmp_path / "out", workers=1, **options)
     assert {split: entry["tokens"] for split, entry in manifest["splits"].items()} == {
         "train": 600,
@@ -338,6 +341,71 @@ def test_a_branch_that_moved_is_told_and_its_commit_goes_on(
     assert starts == [0, 40]
 
 
+def json_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(json.dumps(one, ensure_ascii=False).encode() + b"\n" for one in rows))
+    return path
+
+
+def test_json_lines_give_what_parquet_gives(parts: Path, tmp_path: Path) -> None:
+    for part in range(3):
+        json_lines(tmp_path / "json" / f"part-{part}.jsonl", repositories(40, 40 * part))
+    (tmp_path / "json" / "._part-0.jsonl").write_bytes(b"\x00\x05\x16\x07")  # a stray of another system
+    own = prepare("stack", tmp_path / "json", tmp_path / "a", workers=1)
+    assert own["fields"] == prepare("stack", parts, tmp_path / "b", workers=1)["fields"]
+    names = {suffix: permuted([f"part-{part}{suffix}" for part in range(3)], 0) for suffix in (".jsonl", ".parquet")}
+    same = [Path(name).stem for name in names[".jsonl"]] == [Path(name).stem for name in names[".parquet"]]
+    for split, documents in texts(tmp_path / "a").items():
+        other = stream(tmp_path / "b", split)
+        assert documents == other if same else sorted(documents) == sorted(other)
+    one = json_lines(tmp_path / "one.jsonl", repositories(120))
+    (tmp_path / "one.jsonl.gz").write_bytes(gzip.compress(one.read_bytes()))
+    prepare("stack", one, tmp_path / "c", workers=1)
+    prepare("stack", tmp_path / "one.jsonl.gz", tmp_path / "d", workers=1)
+    assert contents(tmp_path / "c") == contents(tmp_path / "d")
+
+
+@pytest.mark.case(31)
+def test_a_line_that_cannot_be_used_is_named_or_counted(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "a.jsonl", repositories(120))
+    good = path.read_bytes()
+    null = json.dumps(row(1, [file(None)])).encode()
+    faults = {
+        b'{"repo_path": "\xac", "files": []}': "is no UTF-8",
+        b"[1]": "is no JSON object",
+        b'{"files": []}': "has none of repo_path, repo_name",
+        b'{"repo_path": "a/b", "files": [1]}': "its files are no list of objects",
+        b'{"repo_path": "a/b", "files": [{"content": 5}]}': "its field 'content' is no text but int",
+        b'{"repo_path": "a/b", "files": [{"path": "x"}]}': "has no field 'content'",
+        b'{"repo_path": "a/b", "files": [{"content": "x", "detected_licenses": "MIT"}]}': "are no list but str",
+    }
+    for line, message in faults.items():
+        path.write_bytes(good + line + b"\n")
+        with pytest.raises(ValueError, match=rf"a\.jsonl' line 121.*{message}.* on_error='skip'"):
+            prepare("stack", path, tmp_path / "out", workers=1, overwrite=True)
+    path.write_bytes(good + b"\n".join([*faults, null, b""]))
+    manifest = prepare("stack", path, tmp_path / "skipped", on_error="skip", workers=1)
+    assert manifest["passed_over"] == {"bad_records": len(faults), "without_content": 1}
+    assert sum(entry["documents"] for entry in manifest["splits"].values()) == 180
+    large = "x = 1\n" * 200_000
+    path.write_bytes(good + json.dumps(row(900, [file(large)])).encode())
+    prepare("stack", path, tmp_path / "large", max_bytes=2_000_000, workers=1)
+    assert large.encode() in [text for split in texts(tmp_path / "large").values() for text in split]
+
+
+def test_rows_of_two_kinds_or_without_files_are_refused(parts: Path, tmp_path: Path) -> None:
+    json_lines(parts / "more.jsonl", repositories(2))
+    with pytest.raises(ValueError, match="holds parquet and JSON lines; name a folder or file of one of them"):
+        prepare("stack", parts, tmp_path / "out")
+    json_lines(tmp_path / "none.jsonl", [row(1, []), row(2, None)])
+    with pytest.raises(ValueError, match=r"none\.jsonl: no line has a file"):
+        prepare("stack", tmp_path / "none.jsonl", tmp_path / "out")
+    json_lines(tmp_path / "ids.jsonl", [{"repo_name": "a/b", "blob_id": "0"}])
+    with pytest.raises(ValueError, match=r"ids\.jsonl' line 1 has no content, only repo_name, blob_id"):
+        prepare("stack", tmp_path / "ids.jsonl", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_same_bytes(parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "ALONE", 0)
@@ -366,7 +434,7 @@ def hub(parts: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Files:
         def open(self, path: str, mode: str, block_size: int) -> Any:
             asked.append(path)
-            return io.BytesIO((parts / path.removeprefix("datasets/someone/code@c0ffee/data/")).read_bytes())
+            return io.BytesIO((parts / path.partition("/data/")[2]).read_bytes())
 
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=partial_of(dataset_info)))
     monkeypatch.setattr("huggingface_hub.HfFileSystem", Files)
@@ -425,7 +493,8 @@ def test_what_cannot_be_done_with_a_folder_is_refused(tmp_path: Path) -> None:
         ({"languages": ["C"]}, "has no files of C"),
         ({"max_bytes": 2**25}, "max_bytes must be at most 16,777,216"),
         ({"max_bytes": 0}, "max_bytes must be at least 1"),
-        ({"tokens": 0}, "tokens must be at least 1"),
+        ({"tokens": 0}, "tokens must be a whole number of 1 or more"),
+        ({"on_error": "ignore"}, "on_error must be one of 'fail', 'skip'"),
         ({"dev_fraction": 0.5}, "dev_fraction must be above 0 and below 0.5"),
         ({"revision": ""}, "hub and revision must not be empty"),
         ({"context": 1}, "context must be at least 2"),

@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from tangolm.config import suggest
 from tangolm.data.pipeline import Document, Worked, write
+from tangolm.data.records import BOM, JSON_LINES, PARQUET, suffix
 from tangolm.data.seen import key
-from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, no_progress, option
-from tangolm.data.tokenizer import get_tokenizer
-
-if TYPE_CHECKING:
-    from tangolm.data.stack_rows import Parts, Repository
+from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, no_progress, option, whole_number
+from tangolm.data.stack_hub import hub_parts
+from tangolm.data.stack_json import JsonLines
+from tangolm.data.stack_rows import Repository, Rows, Wanted, permuted
+from tangolm.data.tokenizer import CHOICES, get_tokenizer
 
 NAME = "stack"
 HUB = "HuggingFaceCode/stack-v3-train"
-BOM = b"\xef\xbb\xbf"
 LARGEST = 2**24  # bytes of a file that an option may allow; one is held in memory as a whole
 VENDORED = ("site-packages", "dist-packages", "node_modules", "vendor", "third_party", "__pycache__", ".*")
 LANGUAGES = {
@@ -84,20 +84,27 @@ class StackOptions:
     licenses: tuple[str, ...] = option((), "only these or this kind, such as MIT or permissive; any where empty")
     vendored: bool = option(False, "keep vendored and generated files")
     max_bytes: int = option(1_000_000, "pass over larger files")
-    tokens: int | None = option(None, "end training after exactly so many tokens, and the other splits in proportion")
+    tokens: str | int | None = option(
+        None, "end training after exactly so many tokens, such as 1.5B, development and test after their share"
+    )
     dev_fraction: float = option(0.05, "part of the repositories (files, in a folder) for development")
     test_fraction: float = option(0.05, "part of the repositories (files, in a folder) for the test")
     seed: int = option(0, "of the order in which the parts are read")
     context: int = option(256, "tokens a row, at least 2")
-    tokenizer: str = option("bytes", "name of a tokenizer")
+    tokenizer: str = option("bytes", CHOICES)
     document_masking: bool = option(False, "keep documents in a row from seeing each other")
-    workers: int | None = option(None, "processes; one a core where not given")
+    on_error: Literal["fail", "skip"] = option("fail", "what a line of JSON that cannot be used does; skip counts it")
+    workers: int | None = option(None, "processes that tokenise; one a core where not given")
 
     def __post_init__(self) -> None:
         if self.context > LONGEST_CONTEXT:
             raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
         at_least(2, context=self.context)
-        at_least(1, max_bytes=self.max_bytes, tokens=self.tokens, workers=self.workers)
+        at_least(1, max_bytes=self.max_bytes, workers=self.workers)
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", whole_number(self.tokens, "tokens"))
+        if self.on_error not in ("fail", "skip"):
+            raise ValueError(f"on_error must be one of 'fail', 'skip', got {self.on_error!r}")
         if self.max_bytes > LARGEST:
             raise ValueError(f"max_bytes must be at most {LARGEST:,}, got {self.max_bytes}")
         if not self.revision or self.hub == "":
@@ -121,7 +128,7 @@ class StackOptions:
             return {}
         rest = 1 - self.dev_fraction - self.test_fraction
         shares = {"train": 1.0, "dev": self.dev_fraction / rest, "test": self.test_fraction / rest}
-        return {split: max(1, round(self.tokens * share)) for split, share in shares.items()}
+        return {split: max(1, round(int(self.tokens) * share)) for split, share in shares.items()}
 
 
 def prepare(
@@ -135,8 +142,8 @@ def prepare(
     """Prepare source code in `out`.
 
     Args:
-        source: a folder of source code, or parquet of The Stack's schemas (a file, or a folder of them without source
-            code); None: the hub where `options.hub` names a data set, else Python's standard library.
+        source: a folder of source code, or parquet or JSON lines of The Stack's schemas (a file, or a folder of them
+            without source code); None: the hub where `options.hub` names a data set, else Python's standard library.
 
     Returns:
         The manifest. `passed_over` counts files by reason; of rows, `fields` says what was missing and what not read, and
@@ -149,28 +156,36 @@ def prepare(
     if options.hub is not None:
         if source is not None:
             raise ValueError(f"hub {options.hub!r} does not go with a source, here {str(source)!r}; give one of them")
-        from tangolm.data.stack_hub import hub_parts
-
-        parts, commit = hub_parts(options.hub, options.revision)
+        rows, commit = hub_parts(options.hub, options.revision, options.seed)
         # The commit takes the revision's place, so that what was begun on a branch goes on at its commit.
         options = replace(options, revision=commit)
-        return _prepare_rows(parts, None, f"Hugging Face hub: {options.hub}", out, options, progress, overwrite)
+        return _prepare_rows(rows, None, f"Hugging Face hub: {options.hub}", out, options, progress, overwrite)
     if source is None:
         root, origin = Path(sysconfig.get_path("stdlib")), f"standard library of Python {platform.python_version()}"
-    else:
-        root, origin = existing(source, NAME), "files"
-        if (paths := _parquet(root)) is not None:
-            from tangolm.data.stack_rows import Parts
+        return _prepare_folder(root, origin, out, options, progress, overwrite)
+    root = existing(source, NAME)
+    if not (records := _records(root)):
+        return _prepare_folder(root, "files", out, options, progress, overwrite)
+    identity = {name: path.stat().st_size for name, path in sorted(records.items())}
+    return _prepare_rows(_local(root, records, options), identity, "rows", out, options, progress, overwrite)
 
-            found = {path.relative_to(root if root.is_dir() else root.parent).as_posix(): path for path in paths}
-            identity = {name: path.stat().st_size for name, path in sorted(found.items())}
-            parts = Parts(tuple(sorted(found)), lambda name: found[name].open("rb"))
-            return _prepare_rows(parts, identity, "rows", out, options, progress, overwrite)
-    return _prepare_folder(root, origin, out, options, progress, overwrite)
+
+def _local(root: Path, records: dict[str, Path], options: StackOptions) -> Rows:
+    names = permuted(records, options.seed)
+    kinds = {suffix(path) == PARQUET for path in records.values()}
+    if len(kinds) > 1:
+        raise ValueError(f"source {str(root)!r} holds parquet and JSON lines; name a folder or file of one of them")
+    if kinds == {False}:
+        return JsonLines(names, records, options.on_error == "skip")
+    try:
+        from tangolm.data.stack_parquet import Parts
+    except ImportError as error:
+        raise ValueError("parquet needs the package pyarrow; pip install 'tangolm[data]'") from error
+    return Parts(names, lambda name: records[name].open("rb"))
 
 
 def _prepare_rows(
-    parts: Parts,
+    rows: Rows,
     identity: Any,
     origin: str,
     out: str | Path,
@@ -178,22 +193,19 @@ def _prepare_rows(
     progress: Progress,
     overwrite: bool,
 ) -> dict[str, Any]:
-    from tangolm.data.stack_rows import Wanted
-
     wanted = Wanted(
         frozenset(name.lower() for name in options.languages),
         frozenset(name.lower() for name in options.licenses),
         options.vendored,
         options.max_bytes,
     )
-    parts = parts.permuted(options.seed)
-    schema = parts.schema(wanted)
+    schema = rows.schema(wanted)
     fields = {"read": schema.fields, "missing": list(schema.missing), "unknown": list(schema.unknown)}
     return write(
         out,
         NAME,
         options,
-        items=lambda start: parts.repositories(wanted, start),
+        items=lambda start: rows.repositories(wanted, start),
         work=partial(work_repository, options=options),
         tokenizer=options.tokenizer,
         document_masking=options.document_masking,
@@ -201,7 +213,7 @@ def _prepare_rows(
         limits=options.limits(),
         identity=identity,
         packages=("pyarrow",),
-        facts={"origin": origin, "parts": len(parts.names), "fields": fields},
+        facts={"origin": origin, "parts": len(rows.names), "fields": fields},
         progress=progress,
         overwrite=overwrite,
     )
@@ -279,18 +291,19 @@ def _document(split: str, language: str, text: bytes, counts: dict[str, int]) ->
     return Document(split, language, text, notes=digest, unless=digest)
 
 
-def _parquet(root: Path) -> list[Path] | None:
-    """The parquet that `root` is or holds; None where it holds none, or source code besides."""
+def _records(root: Path) -> dict[str, Path]:
+    """The files of rows that `root` is or holds, by name; none where it holds source code."""
     if root.is_file():
-        return [root] if root.suffix == ".parquet" else None
-    found = []
+        return {root.name: root} if suffix(root) in (*JSON_LINES, PARQUET) else {}
+    found = {}
     for folder, _, names in os.walk(root):
         for name in names:
-            if Path(name).suffix in BY_SUFFIX:
-                return None
-            if name.endswith(".parquet") and not name.startswith("."):
-                found.append(Path(folder) / name)
-    return found or None
+            path = Path(folder) / name
+            if path.suffix in BY_SUFFIX:
+                return {}
+            if suffix(path) in (*JSON_LINES, PARQUET) and not name.startswith("."):
+                found[path.relative_to(root).as_posix()] = path
+    return found
 
 
 def _suffixes(languages: tuple[str, ...]) -> frozenset[str]:
