@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tangolm.cli import main
+from tangolm.cli.folders import STYLES, _sample
 from tangolm.data import mix, open_split, prepare, show
 from tangolm.data.contents import lengths
 from tests.data.test_text import many_files
@@ -116,6 +119,15 @@ def test_the_command_cannot_be_made_to_steer_the_terminal(tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert "before \\x1b[2J\\x07 [bold]after[/bold]\\r\n" in out
     assert "\x1b" not in out
+
+
+def test_on_a_terminal_the_kinds_are_styles(sums: Path) -> None:
+    shown = Console(force_terminal=True, color_system="standard", width=200, file=io.StringIO())
+    text = _sample(show(sums, "test", 3)["sample"]["pieces"], shown)
+    assert text.plain == "3+3=\n6<end><padding x 9>"
+    styles = {text.plain[span.start : span.end]: span.style for span in text.spans}
+    assert styles["6"] == STYLES["supervised"]
+    assert len(set(styles.values())) == 4
 
 
 def test_long_rows_are_cut_and_mixtures_are_made_by_command(
