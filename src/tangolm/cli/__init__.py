@@ -12,7 +12,7 @@ import traceback
 
 import typer
 
-from tangolm.cli import bench, data, experiment, model, quickstart, train
+from tangolm.cli import bench, data, experiment, folders, model, quickstart, train
 from tangolm.cli.app import Commands
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="TANGO language models: train, measure and compare them.",
 )
-for group in (quickstart, data, train, experiment, model, bench):
+for group in (quickstart, data, folders, train, experiment, model, bench):
     group.register(app)
 
 

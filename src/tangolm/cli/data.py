@@ -51,7 +51,7 @@ def _command(name: str, dataset: DataSet) -> Callable[..., None]:
         print(f"ready in {out}")
 
     source_help = "File or folder to read." + (
-        "" if dataset.needs_source else " Without it, the data is generated or streamed."
+        "" if dataset.needs_source else " Without it, the data is generated, streamed, or what this machine has."
     )
     parameters: dict[str, tuple[Any, Any]] = {
         "out": (Annotated[Path, typer.Option(help="New folder for the prepared data.")], ...),

@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def train(
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     preset: Annotated[str | None, typer.Option(help="Such as tango-mini-d4; `tangolm presets` lists all.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder that `tangolm prepare` made.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that `tangolm prepare` or `tangolm data mix` made.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Override a field: optimizer.peak_lr=1e-3; repeatable."),
@@ -132,8 +132,10 @@ def evaluate(
         f"{split} NLL {result['nll']:.4f} nats a token ({result['nll_sum']:,.1f} over {result['tokens']:,} tokens), "
         f"next-token accuracy {result['accuracy']:.1%}, step {result['step']}"
     )
-    for module, own in result["sources"].items():
-        print(f"  {module:<50} {own['nll']:8.4f}  {own['tokens']:>9,} tokens")
+    if result.get("parts"):
+        print(f"(the mean of {len(result['parts'])} parts)")
+    for name, own in [*result.get("parts", {}).items(), *result["sources"].items()]:
+        print(f"  {name:<50} {own['nll']:8.4f}  {own['tokens']:>9,} tokens")
 
 
 def _answers(run: Path, split: str, json: bool) -> None:

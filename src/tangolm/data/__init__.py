@@ -1,7 +1,7 @@
 """Text to token shards to batches. Knows nothing of models.
 
-`prepare` turns a corpus into a folder of shards and a manifest; `open_split` and `Loader` read it. A data set is a file and
-a line in `DATASETS`.
+`prepare` turns a corpus into a folder of shards and a manifest, `mix` makes one of several; `open_data` and `Loader` read it.
+A data set is a file and a line in `DATASETS`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tangolm.config import from_dict, suggest
-from tangolm.data import dm_mathematics, fineweb_edu, lean, recall, text
+from tangolm.data import dm_mathematics, fineweb_edu, lean, recall, stack, text
+from tangolm.data.contents import show
 from tangolm.data.loader import Batch, Loader, evaluation_batches
+from tangolm.data.mixture import MixedSplit, data_sha256, mix, open_data, read_data
 from tangolm.data.questions import Question, questions
 from tangolm.data.shards import Split, open_split, read_manifest
 from tangolm.data.source import DataSet, Progress, no_progress
@@ -24,16 +26,22 @@ __all__ = [
     "ByteTokenizer",
     "DataSet",
     "Loader",
+    "MixedSplit",
     "Progress",
     "Question",
     "Split",
     "Tokenizer",
+    "data_sha256",
     "evaluation_batches",
     "get_tokenizer",
+    "mix",
+    "open_data",
     "open_split",
     "prepare",
     "questions",
+    "read_data",
     "read_manifest",
+    "show",
 ]
 
 DATASETS = {
@@ -41,12 +49,6 @@ DATASETS = {
         "mathematics questions of 56 modules, generated here or read from the published archive",
         dm_mathematics.DmMathematicsOptions,
         dm_mathematics.prepare,
-        needs_source=False,
-    ),
-    "recall": DataSet(
-        "generated rows that ask for what stood at their beginning",
-        recall.RecallOptions,
-        recall.prepare,
         needs_source=False,
     ),
     "fineweb-edu": DataSet(
@@ -57,6 +59,18 @@ DATASETS = {
     ),
     "lean": DataSet(
         "Lean 4 source text, or its theorems and their proofs", lean.LeanOptions, lean.prepare, needs_source=True
+    ),
+    "recall": DataSet(
+        "generated rows that ask for what stood at their beginning",
+        recall.RecallOptions,
+        recall.prepare,
+        needs_source=False,
+    ),
+    "stack": DataSet(
+        "source code: The Stack, a folder, or Python's standard library where nothing is given",
+        stack.StackOptions,
+        stack.prepare,
+        needs_source=False,
     ),
     "text": DataSet("files of text or source code", text.TextOptions, text.prepare, needs_source=True),
 }

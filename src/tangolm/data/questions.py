@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tangolm.data.mixture import MixedSplit
 from tangolm.data.shards import Split
 
 
@@ -24,12 +25,14 @@ class Question:
     row: int
 
 
-def questions(split: Split) -> list[Question]:
+def questions(split: Split | MixedSplit) -> list[Question]:
     """Every question of `split`, in row order.
 
     Raises:
-        ValueError: a split without prompts, such as one of running text.
+        ValueError: a split without prompts, such as one of running text; one of a mixture.
     """
+    if isinstance(split, MixedSplit):
+        raise ValueError(f"data {str(split.folder)!r} is a mixture; questions are read from prepared data, not from it")
     if not split.document_masking:
         raise ValueError(
             f"data {str(split.folder)!r} is running text and holds no questions; take a split of dm-mathematics"

@@ -7,7 +7,7 @@ bool [rows, context] stands beside it where some tokens are no target of the los
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -110,6 +110,18 @@ class Split:
         within = index - int(self._first[shard])
         row = tokens[within].astype(np.int64)
         return row, np.ones(self.context, bool) if supervised is None else np.array(supervised[within])
+
+    def blocks(self, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The rows in order, at most `rows` together: tokens as they are stored [n, context], supervised bool [n, context]."""
+        for tokens, supervised in self._maps:
+            for first in range(0, len(tokens), rows):
+                block = tokens[first : first + rows]
+                marks = np.ones(block.shape, bool) if supervised is None else supervised[first : first + rows]
+                yield block, marks
+
+    def masked(self, index: int) -> bool:
+        """Whether the documents of row `index` are kept from seeing each other."""
+        return self.document_masking
 
     def verify(self, progress: Callable[[int, int, str], None] | None = None) -> None:
         """Hash every shard.

@@ -2,13 +2,16 @@
 
     NLL = sum over rows of sum over supervised tokens of -ln p(token) / number of those tokens
 
+The joint NLL of a mixture is the arithmetic mean of its parts'.
+
 Token NLLs are float32, sums float64 on the host, so neither the batch size nor the order shows in the result.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tangolm.data.loader import evaluation_batches
+from tangolm.data.mixture import MixedSplit
 from tangolm.data.questions import module_of
 from tangolm.data.shards import Split
 
@@ -34,12 +38,13 @@ class Evaluation:
     """NLL of a split.
 
     Args:
-        nll: nats per supervised token.
+        nll: nats per supervised token; of a mixture the mean of its parts', each of which weighs the same.
         nll_sum: nats in all.
         tokens: supervised tokens.
-        accuracy: share of them that the model would have chosen.
+        accuracy: share of them that the model would have chosen; of a mixture the mean of its parts'.
         rows: of the split that were read.
         sources: the same five by module, where rows are of one module each; empty elsewhere.
+        parts: the same five by part of a mixture; empty elsewhere.
     """
 
     nll: float
@@ -48,11 +53,12 @@ class Evaluation:
     accuracy: float
     rows: int
     sources: dict[str, dict[str, Any]]
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def evaluate(
     model: Scorer,
-    split: Split,
+    split: Split | MixedSplit,
     batch_size: int = 8,
     limit_rows: int | None = None,
     device: torch.device | str = "cpu",
@@ -61,14 +67,16 @@ def evaluate(
 
     Args:
         model: on `device`.
-        split: of a prepared folder.
+        split: of a prepared folder, or of a mixture.
         batch_size: rows at a time; it does not change the result.
-        limit_rows: take only so many rows, evenly spaced over the split; None: all.
+        limit_rows: take only so many rows, evenly spaced over the split (or over each part of it); None: all.
         device: where the model is.
 
     Raises:
         ValueError: an empty split, rows without supervised tokens, or a limit or batch size below 1.
     """
+    if isinstance(split, MixedSplit):
+        return _joint({name: evaluate(model, p, batch_size, limit_rows, device) for name, p in split.parts.items()})
     rows: list[int] = []
     sums, tokens, hits = [], [], []
     training = model.training
@@ -97,6 +105,21 @@ def evaluate(
             modules.setdefault(module, []).append(index)
     sources = {module: _summary(sums[at], tokens[at], hits[at]) for module, at in sorted(modules.items())}
     return Evaluation(**_summary(sums, tokens, hits), sources=sources)
+
+
+def _joint(parts: dict[str, Evaluation]) -> Evaluation:
+    records = {name: dataclasses.asdict(part) for name, part in parts.items()}
+    for record in records.values():
+        del record["sources"], record["parts"]
+    return Evaluation(
+        nll=math.fsum(part.nll for part in parts.values()) / len(parts),
+        nll_sum=math.fsum(part.nll_sum for part in parts.values()),
+        tokens=sum(part.tokens for part in parts.values()),
+        accuracy=math.fsum(part.accuracy for part in parts.values()) / len(parts),
+        rows=sum(part.rows for part in parts.values()),
+        sources={f"{name}/{module}": own for name, part in parts.items() for module, own in part.sources.items()},
+        parts=records,
+    )
 
 
 def _summary(sums: np.ndarray, tokens: np.ndarray, hits: np.ndarray) -> dict[str, Any]:

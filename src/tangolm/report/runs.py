@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tangolm.config import to_dict
-from tangolm.data import read_manifest
+from tangolm.data import data_sha256, read_data
 from tangolm.experiments.answers import NAME as ANSWERS
 from tangolm.training import Run, RunConfig, median_update_seconds
-from tangolm.training.run import manifest_sha256
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def relative(path: Path, base: Path) -> str:
 
 def _manifest(config: RunConfig) -> dict[str, Any] | None:
     try:
-        manifest = read_manifest(config.data)
-        return manifest if manifest_sha256(config.data) == config.data_sha256 else None
+        manifest = read_data(config.data)
+        return manifest if data_sha256(config.data) == config.data_sha256 else None
     except ValueError:  # moved, deleted or prepared anew: the run is still worth a page
         return None

@@ -4,6 +4,8 @@
      "seconds": .., "tokens_per_s": ..}
     {"kind": "evaluation", "step": 1, "split": "dev", "nll": .., "nll_sum": .., "tokens": .., "accuracy": .., "best": true}
 
+The evaluation of a mixture has "parts" besides: {name: nll}; its own nll is their mean.
+
 In a train line `tokens` counts all positions of the update, `samples` the sequences seen so far, and `seconds` is the
 synchronised update alone, without data, evaluation and saving.
 """

@@ -10,7 +10,6 @@ RUN/config.json          {"format": 1, "run_id": .., "config": {..}}
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -21,7 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tangolm.config import ConfigError, fingerprint, from_dict, override, to_dict
-from tangolm.data.shards import Split, open_split, read_manifest
+from tangolm.data import mixture
+from tangolm.data.mixture import MixedSplit, data_sha256
+from tangolm.data.shards import Split
 from tangolm.models import LanguageModel, ModelConfig, config_class, load_model, preset
 from tangolm.training import checkpoint
 from tangolm.training.durable import write_json
@@ -48,18 +49,19 @@ class RunConfig:
 
     Args:
         model: the architecture.
-        data: the prepared folder; not part of the run's identity, so that data can be moved.
-        data_sha256: of the folder's manifest, which holds the hashes of all shards.
+        data: the prepared folder, or a mixture of some; not part of the run's identity, so that data can be moved.
+        data_sha256: of the folder's manifest, which holds the hashes of all shards; of a mixture, of what it is made of.
         tokenizer: the one that the data was prepared with.
         optimizer: AdamW and its schedule.
         batch_size: sequences of an optimizer step.
         micro_batch: sequences of one forward and backward pass; None: the whole batch.
         steps, tokens, epochs: length of the run, exactly one: optimizer steps; at most so many tokens in whole batches;
-            passes over the training split (the last step is smaller where the batch does not divide them).
+            passes over the training split, the parts of a mixture taken together (the last step is smaller where the batch
+            does not divide them).
         model_seed: of the initial weights.
         data_seed: of the order of the training sequences.
         evaluate_every: steps between development evaluations, the last step has one anyway; None: ten a run.
-        evaluation_rows: rows of the development split that are evaluated; None: all.
+        evaluation_rows: rows of the development split (of each part of a mixture) that are evaluated; None: all.
         checkpoint_every: steps between checkpoints; None: at every evaluation.
         device: "auto" takes CUDA, then MPS, then the CPU.
         precision: "bf16" is autocast over float32 weights; "auto" takes it on a GPU that has it.
@@ -186,13 +188,13 @@ def run_config(
         ValueError: an unknown preset, an unusable data folder, an unknown field, a value out of range.
     """
     folder = Path(data)
-    manifest = read_manifest(folder)
+    manifest = mixture.read_data(folder)
     model = preset(preset_name, vocab_size=manifest["vocab_size"], context=manifest["context"])
     overrides = list(overrides)
     base: dict[str, Any] = {
         "model": to_dict(model),
         "data": str(folder.resolve()),
-        "data_sha256": manifest_sha256(folder),
+        "data_sha256": data_sha256(folder),
         "tokenizer": manifest["tokenizer"],
         "optimizer": {"peak_lr": PEAK_LR[preset_name.split("-")[-2]]},
     }
@@ -203,19 +205,14 @@ def run_config(
     return override(config_from_dict({**base, **_plain(fields)}), overrides, resolve=RESOLVE)
 
 
-def manifest_sha256(data: str | os.PathLike[str]) -> str:
-    """The hash that ties a run to its data: of the manifest's bytes, which name every shard with its own."""
-    return hashlib.sha256((Path(data) / "manifest.json").read_bytes()).hexdigest()
-
-
-def open_data(config: RunConfig, split: str) -> Split:
+def open_data(config: RunConfig, split: str) -> Split | MixedSplit:
     """A split of the run's data, every shard hashed.
 
     Raises:
         ValueError: data other than the run was configured for, an empty split, or a damaged shard, by name.
     """
-    manifest = read_manifest(Path(config.data))
-    sha256 = manifest_sha256(config.data)
+    manifest = mixture.read_data(Path(config.data))
+    sha256 = data_sha256(config.data)
     if sha256 != config.data_sha256:
         raise ValueError(
             f"data {config.data}: the manifest hashes to {sha256[:12]}.., data_sha256 is {config.data_sha256[:12]}..; "
@@ -229,9 +226,10 @@ def open_data(config: RunConfig, split: str) -> Split:
         if manifest[name] != ours:
             place = name if name == "tokenizer" else f"model.{name}"
             raise ConfigError(f"{place} is {ours!r} but the data in {config.data} has {manifest[name]!r}")
-    opened = open_split(Path(config.data), split)
-    if opened.rows == 0:
-        raise ValueError(f"data {config.data}: the {split} split has no rows; prepare more text")
+    opened = mixture.open_data(Path(config.data), split)
+    for part in opened.parts.values() if isinstance(opened, MixedSplit) else [opened]:
+        if part.rows == 0:
+            raise ValueError(f"data {part.folder}: the {split} split has no rows; prepare more text")
     opened.verify()
     return opened
 

@@ -37,7 +37,7 @@ def evaluate_run(
 
     Returns:
         JSON data: format, split, step (of the checkpoint), finished (whether the run was), weights_sha256, data_sha256,
-        nll, nll_sum, tokens, accuracy, sources.
+        nll, nll_sum, tokens, accuracy, rows, sources, parts (of a mixture).
 
     Raises:
         ValueError: no such run, checkpoint or split; data that is not the run's; a test result of another checkpoint.

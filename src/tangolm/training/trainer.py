@@ -21,6 +21,7 @@ import torch
 
 from tangolm.config import to_dict
 from tangolm.data.loader import Loader
+from tangolm.data.mixture import MixedSplit
 from tangolm.data.shards import Split
 from tangolm.evaluation.nll import evaluate
 from tangolm.models import LanguageModel, build_model
@@ -126,7 +127,7 @@ class Trainer:
         config: RunConfig,
         place: environment.Place,
         model: LanguageModel,
-        splits: tuple[Split, Split],
+        splits: tuple[Split | MixedSplit, Split | MixedSplit],
         budget: Budget,
     ) -> None:
         self.run, self.config, self.place, self.model, self.budget = run, config, place, model, budget
@@ -286,6 +287,7 @@ class Trainer:
             "tokens": result.tokens,
             "accuracy": result.accuracy,
             "best": best,
+            **({"parts": {name: part["nll"] for name, part in result.parts.items()}} if result.parts else {}),
         }
 
     def save(self, state: State) -> None:
