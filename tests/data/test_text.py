@@ -182,6 +182,7 @@ def test_each_record_is_a_document_placed_by_its_text(tmp_path: Path) -> None:
         assert set(stream(tmp_path / "fewer", split)) <= set(read[split])
 
 
+@pytest.mark.slow
 @pytest.mark.case(31)
 def test_lines_that_hold_no_text_are_named_or_skipped_and_counted(tmp_path: Path) -> None:
     texts = record_files(tmp_path / "in")
