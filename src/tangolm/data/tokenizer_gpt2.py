@@ -50,13 +50,17 @@ class Gpt2Tokenizer:
             ValueError: a package that is missing.
         """
         encoding = _encoding()
+        try:
+            return encoding.encode_to_numpy(data.decode("utf-8"), disallowed_special=()).astype(np.uint16)
+        except UnicodeDecodeError:
+            pass
         pieces = []
         for number, piece in enumerate(_INVALID.split(data.decode("utf-8", "surrogateescape"))):
             if number % 2:
                 pieces.append([encoding.encode_single_token(bytes([ord(byte) - 0xDC00])) for byte in piece])
             elif piece:
                 pieces.append(encoding.encode_to_numpy(piece, disallowed_special=()))
-        return np.concatenate(pieces).astype(np.uint16) if pieces else np.empty(0, np.uint16)
+        return np.concatenate(pieces).astype(np.uint16)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`: end tokens are dropped, bytes that are no UTF-8 become U+FFFD.
