@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from tangolm.data import open_split, prepare
+from tangolm.data import text as text_module
 from tests.data.tiny import contents
 
 
@@ -149,12 +155,133 @@ def test_masking_is_a_switch(tmp_path: Path) -> None:
     assert plain["supervised_tokens"] - masked["supervised_tokens"] > 100  # the first token of each document
 
 
+def record_files(root: Path) -> list[bytes]:
+    """Text in files of records of all kinds; one text comes twice."""
+    root.mkdir()
+    texts = [f"record number {number} 漢字".encode() for number in range(90)]
+    lines = [json.dumps({"text": text.decode(), "body": "b"}, ensure_ascii=False).encode() + b"\n" for text in texts]
+    (root / "a.jsonl").write_bytes(b"".join(lines[:30]))
+    (root / "b.jsonl.gz").write_bytes(gzip.compress(b"".join([*lines[30:45], lines[0]])))
+    (root / "c.jsonl.zst").write_bytes(zstandard.compress(b"".join(lines[45:60])))
+    pq.write_table(pa.table({"text": [text.decode() for text in texts[60:]] + [""]}), root / "d.parquet")
+    (root / "._a.jsonl").write_bytes(b"\x00\x05\x16\x07")
+    return texts
+
+
+@pytest.mark.case(31, 33)
+def test_each_record_is_a_document_placed_by_its_text(tmp_path: Path) -> None:
+    texts = record_files(tmp_path / "in")
+    manifest = prepare("text", tmp_path / "in", tmp_path / "out", context=32)
+    read = {split: stream(tmp_path / "out", split) for split in ("train", "dev", "test")}
+    assert [text for text in texts if text in read["train"]] == read["train"]
+    assert sorted(text for part in read.values() for text in part) == sorted(texts)
+    assert manifest["passed_over"] == {"empty": 1, "copies": 1, "links": 0, "byte_order_marks": 0}
+    (tmp_path / "in" / "b.jsonl.gz").unlink()
+    prepare("text", tmp_path / "in", tmp_path / "fewer", context=32)
+    for split in read:
+        assert set(stream(tmp_path / "fewer", split)) <= set(read[split])
+
+
+@pytest.mark.slow
+@pytest.mark.case(31)
+def test_lines_that_hold_no_text_are_named_or_skipped_and_counted(tmp_path: Path) -> None:
+    texts = record_files(tmp_path / "in")
+    long = "long " * (20 * 2**20 // 5)  # 20 MB in a line
+    lines = [b'{"text": "\xac"}', b'{"text": null}', json.dumps({"text": long}).encode(), b"{"]
+    (tmp_path / "in" / "wrong.jsonl").write_bytes(b"\n".join(lines))
+    with pytest.raises(ValueError, match=r"wrong.jsonl' line 1 is no UTF-8 \(byte 0xac.*on_error='skip'") as caught:
+        prepare("text", tmp_path / "in", tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    manifest = prepare("text", tmp_path / "in", tmp_path / "out", on_error="skip", overwrite=True, context=2**16)
+    assert manifest["passed_over"]["bad_records"] == 3
+    found = [text for split in ("train", "dev", "test") for text in stream(tmp_path / "out", split)]
+    assert sorted(found) == sorted([*texts, long.encode()])
+    with pytest.raises(ValueError, match="line 3 is larger than 2,000,000 bytes"):
+        prepare("text", tmp_path / "in", tmp_path / "out", on_error="skip", overwrite=True, record_limit="2M")
+
+
+def test_field_names_the_text(tmp_path: Path) -> None:
+    record_files(tmp_path / "in")
+    with pytest.raises(ValueError, match=r"a.jsonl' line 1 has no field 'txt'; it has 'text', 'body'"):
+        prepare("text", tmp_path / "in" / "a.jsonl", tmp_path / "out", field="txt")
+    with pytest.raises(ValueError, match=r"d.parquet' has no column 'body'; it has 'text'"):
+        prepare("text", tmp_path / "in", tmp_path / "out", field="body", overwrite=True)
+
+
+@pytest.mark.parametrize("split", ["path", "position"])
+def test_packed_files_give_what_they_hold(tmp_path: Path, split: str) -> None:
+    texts = many_files(tmp_path / "in") | {"漢.txt": "漢字 and 🙂. ".encode() * 50}
+    write(tmp_path / "in", texts)
+    for number, (name, text) in enumerate(texts.items()):
+        place = tmp_path / "packed" / (name + (".gz", ".zst")[number % 2])
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes((gzip.compress, zstandard.compress)[number % 2](b"\xef\xbb\xbf" * (number % 3 == 0) + text))
+    manifest = prepare("text", tmp_path / "packed", tmp_path / "a", split=split)
+    assert manifest["passed_over"]["byte_order_marks"] == 41
+    found = [text for part in ("train", "dev", "test") for text in stream(tmp_path / "a", part)]
+    if split == "path":
+        assert sorted(found) == sorted(texts.values())
+    else:
+        assert sum(map(len, found)) == sum(map(len, texts.values()))
+        [part.decode("utf-8") for part in found]  # cut between characters
+    with pytest.raises(ValueError, match=r"', unpacked, is larger than 40 bytes; leave it out, or raise record_limit"):
+        prepare("text", tmp_path / "packed", tmp_path / "b", record_limit=40)
+
+
+def test_a_long_file_is_tokenised_in_pieces_as_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {f"{number}.txt": "a word, 漢字 and  another\n\nword. ".encode() * 40 for number in range(60)}
+    write(tmp_path / "in", {name: text + name.encode() for name, text in texts.items()})
+    prepare("text", tmp_path / "in", tmp_path / "a", tokenizer="gpt2")
+    monkeypatch.setattr(text_module, "PIECE", 100)
+    prepare("text", tmp_path / "in", tmp_path / "b", tokenizer="gpt2")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+@pytest.mark.parametrize("rest", [b"x" * 50, "漢".encode() * 20, b"\xac" * 50, b"\x00" * 50, b"ab "])
+def test_pieces_are_the_whole(tmp_path: Path, rest: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "PIECE", 16)
+    (tmp_path / "a").write_bytes(rest * 5)
+    pieces = list(text_module._pieces(tmp_path / "a", "train", 0, len(rest) * 5))
+    assert b"".join(piece.text for piece in pieces) == rest * 5
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    if rest[0] != 0xAC:
+        [piece.text.decode("utf-8") for piece in pieces]
+
+
+def test_tokens_end_the_training_exactly_and_the_others_at_their_share(tmp_path: Path) -> None:
+    record_files(tmp_path / "in")
+    whole = prepare("text", tmp_path / "in", tmp_path / "whole", context=8, dev_fraction=0.2, test_fraction=0.2)
+    few = prepare(
+        "text", tmp_path / "in", tmp_path / "few", context=8, dev_fraction=0.2, test_fraction=0.2, tokens="0.6k"
+    )
+    assert few["arguments"]["tokens"] == 600
+    assert [few["splits"][split]["tokens"] for split in ("train", "dev", "test")] == [600, 200, 200]
+    assert whole["splits"]["train"]["tokens"] > 600
+
+
+@pytest.mark.slow
+def test_two_processes_and_gpt2_give_the_same_bytes(tmp_path: Path) -> None:
+    options = {"exclude": ("site-packages", "test", "tests", "lib2to3", "idlelib", ".*"), "tokenizer": "gpt2"}
+    stdlib = sysconfig.get_path("stdlib")
+    one = prepare("text", stdlib, tmp_path / "a", workers=1, limit_bytes=8_000_000, **options)
+    prepare("text", stdlib, tmp_path / "b", workers=2, limit_bytes=8_000_000, **options)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert one["vocab_size"] == 50_257
+    assert 2 < one["splits"]["train"]["bytes_per_token"] < 4
+
+
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"context": 1}, "context must be at least 2, got 1"),
     ({"context": "256"}, "context must be int"),
     ({"contxt": 256}, "unknown key 'contxt'; did you mean 'context'"),
     ({"tokenizer": "gpt3"}, "tokenizer 'gpt3' is not known"),
     ({"suffixes": ("py",)}, "suffixes has 'py', which has no dot"),
+    ({"tokens": "1.5X"}, "tokens must be a whole number of 1 or more such as 2000000, 300M or 1.5B, got '1.5X'"),
+    ({"tokens": "0.0001k"}, "tokens must be a whole number"),
+    ({"tokens": 0}, "tokens must be a whole number of 1 or more"),
+    ({"on_error": "ignore"}, "on_error must be one of"),
+    ({"workers": 0}, "workers must be at least 1"),
+    ({"tokenizer": "hf:/nowhere"}, "tokenizer 'hf:/nowhere' is no folder with a tokenizer.json"),
     ({"split": "random"}, "split must be one of"),
     ({"limit_bytes": 0}, "limit_bytes must be at least 1"),
     ({"dev_fraction": 0.0}, "dev_fraction must be above 0"),

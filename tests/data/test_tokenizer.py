@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangolm.data import tokenizer_gpt2, tokenizer_hf
+from tangolm.data import tokenizer_bytes, tokenizer_gpt2
 from tangolm.data.tokenizer import TOKENIZERS, ByteTokenizer, Gpt2Tokenizer, Tokenizer, get_tokenizer
 from tests.data.tiny import save_tokenizer
 
@@ -134,11 +134,12 @@ def test_long_texts_are_encoded_in_pieces_without_a_difference(
     trained: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "the end of  the\n\nword is the word, 漢字 and the others. " * 30 + "a" * 500
-    whole = trained.encode(text)
-    monkeypatch.setattr(tokenizer_hf, "PIECE", 40)
-    assert len(list(tokenizer_hf._pieces(text))) > 20
-    assert trained.encode(text[:-500]) == whole[: len(trained.encode(text[:-500]))]
-    assert trained.decode(trained.encode(text)) == text
+    tokenizers = (trained, Gpt2Tokenizer())
+    whole = [tokenizer.encode(text[:-500]) for tokenizer in tokenizers]
+    monkeypatch.setattr(tokenizer_bytes, "PIECE", 40)
+    assert len(list(tokenizer_bytes.pieces(text))) > 20
+    assert [tokenizer.encode(text[:-500]) for tokenizer in tokenizers] == whole
+    assert all(tokenizer.decode(tokenizer.encode(text)) == text for tokenizer in tokenizers)
 
 
 @pytest.mark.parametrize(

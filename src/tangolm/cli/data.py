@@ -50,7 +50,9 @@ def _command(name: str, dataset: DataSet) -> Callable[..., None]:
             print(line)
         print(f"ready in {out}")
 
-    source_help = "File or folder to read." + ("" if dataset.needs_source else " Without it, the data is generated.")
+    source_help = "File or folder to read." + (
+        "" if dataset.needs_source else " Without it, the data is generated or streamed."
+    )
     parameters: dict[str, tuple[Any, Any]] = {
         "out": (Annotated[Path, typer.Option(help="New folder for the prepared data.")], ...),
         "source": (Annotated[Path | None, typer.Option(help=source_help)], None),

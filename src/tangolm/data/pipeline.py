@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,14 +183,19 @@ def write(
     return manifest
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: there are as many of them as documents
 class _Encoded:
     """A document in tokens, of which the first `prompt` ones are not supervised; sizes are bytes of text."""
 
-    document: Document  # without its text
+    split: str
+    source: str
     tokens: np.ndarray
     prompt: int
+    prompt_size: int
     size: int
+    ends: bool
+    notes: tuple[int, ...]
+    unless: tuple[int, ...]
 
 
 _Item = tuple[Mapping[str, int], list[_Encoded]]  # what came of an item
@@ -207,9 +212,21 @@ def _encode(chunk: _Chunk, work: Callable[[Any], Worked], tokenizer: str) -> lis
 
 def _tokens(document: Document, coder: Tokenizer) -> _Encoded:
     text, dtype = document.text, np.uint16 if coder.vocab_size <= 2**16 else np.uint32
-    prompt = coder.encode_bytes(text[: document.prompt]) if document.prompt else np.empty(0, dtype)
-    tokens = np.concatenate([prompt, coder.encode_bytes(text[document.prompt :] if document.prompt else text)])
-    return _Encoded(replace(document, text=b""), tokens.astype(dtype, copy=False), len(prompt), len(text))
+    tokens, prompt = coder.encode_bytes(text[document.prompt :]), 0
+    if document.prompt:
+        before = coder.encode_bytes(text[: document.prompt])
+        tokens, prompt = np.concatenate([before, tokens]), len(before)
+    return _Encoded(
+        document.split,
+        document.source,
+        tokens.astype(dtype, copy=False),
+        prompt,
+        document.prompt,
+        len(text),
+        document.ends,
+        document.notes,
+        document.unless,
+    )
 
 
 def _chunks(items: Iterable[Any]) -> Iterator[_Chunk]:
@@ -257,25 +274,26 @@ class _Part:
 
     def add(self, encoded: _Encoded) -> bool:
         """Write a document; False where it is longer than a row that must hold it whole."""
-        document, rows, documents = encoded.document, self.rows, self.rows.documents
+        rows, documents = self.rows, self.rows.documents
         prompt, answer = encoded.tokens[: encoded.prompt], encoded.tokens[encoded.prompt :]
         if isinstance(rows, WholeDocuments) and len(encoded.tokens) + 1 > self._context:
             return False
-        if self._by_source and document.source != self._last:
+        if self._by_source and encoded.source != self._last:
             rows.break_row()
             # A source that comes a second time has rows that do not stand together.
-            self._ranges[document.source] = None if document.source in self._ranges else [rows.rows, rows.rows]
+            self._ranges[encoded.source] = None if encoded.source in self._ranges else [rows.rows, rows.rows]
             if self._last is not None and (last := self._ranges[self._last]) is not None:
                 last[1] = rows.rows
-        self._last = document.source
+        self._last = encoded.source
         if isinstance(rows, WholeDocuments):
-            rows.add(prompt, answer, document.prompt, encoded.size - document.prompt)
+            rows.add(prompt, answer, encoded.prompt_size, encoded.size - encoded.prompt_size)
         else:
-            rows.add(prompt, document.prompt, supervised=False)
-            rows.add(answer, encoded.size - document.prompt)
-            if document.ends or rows.full:
+            if encoded.prompt_size:
+                rows.add(prompt, encoded.prompt_size, supervised=False)
+            rows.add(answer, encoded.size - encoded.prompt_size)
+            if encoded.ends or rows.full:
                 rows.end()
-        self._documents[document.source] = self._documents.get(document.source, 0) + rows.documents - documents
+        self._documents[encoded.source] = self._documents.get(encoded.source, 0) + rows.documents - documents
         return True
 
     def close(self) -> dict[str, Any]:
@@ -352,19 +370,18 @@ def _take(item: _Item, state: _State, seen: Seen, splits: tuple[str, ...], copie
     counts, documents = item
     state.counts.update(counts)
     for encoded in documents:
-        document = encoded.document
-        assert document.split in splits
-        assert document.ends or not document.unless  # a part of a document cannot be dropped by itself
-        part = state.parts[document.split]
+        assert encoded.split in splits
+        assert encoded.ends or not encoded.unless  # a part of a document cannot be dropped by itself
+        part = state.parts[encoded.split]
         state.bytes += encoded.size
         if part.rows.full:
             continue
-        if document.unless and seen.any(document.unless):
+        if encoded.unless and seen.any(encoded.unless):
             state.counts[copies] += 1
         elif not part.add(encoded):
             state.counts["too_long"] += 1
-        elif document.notes:
-            seen.note(document.notes, state.steps)
+        elif encoded.notes:
+            seen.note(encoded.notes, state.steps)
     state.items += 1
     state.steps += 1
 

@@ -147,8 +147,7 @@ def rows(
                     raise ValueError(_too_large(f"{str(path)!r}, a row behind row {number},", limit))
                 batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, mean)))
                 for batch in file.iter_batches(batch_rows, [group], columns, use_threads=False):
-                    for row in range(batch.num_rows):
-                        values = {name: batch.column(i)[row].as_py() for i, name in enumerate(batch.schema.names)}
+                    for values in batch.to_pylist():
                         if sum(len(value) for value in values.values() if isinstance(value, str)) > limit:
                             raise ValueError(_too_large(f"{str(path)!r} row {number}", limit))
                         yield number, values

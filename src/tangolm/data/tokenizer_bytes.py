@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+
+PIECE = 2**19  # characters encoded at a time: an encoding of `tokenizers` takes a hundred bytes a token
+_BEFORE_WORD = re.compile(r"(?<=\S) (?=\S)")
 
 
 def utf8(text: str) -> bytes:
@@ -19,6 +23,18 @@ def utf8(text: str) -> bytes:
         raise ValueError(
             f"text holds a lone surrogate at character {error.start}, which UTF-8 cannot encode"
         ) from error
+
+
+def pieces(text: str) -> Iterator[str]:
+    """`text` in pieces of about `PIECE` characters, cut before a space and a word: tokens do not reach across there."""
+    start = 0
+    while len(text) - start > PIECE:
+        found = _BEFORE_WORD.search(text, start + PIECE)
+        stop = found.start() if found is not None and found.start() < start + 2 * PIECE else start + PIECE
+        yield text[start:stop]
+        start = stop
+    if start < len(text):
+        yield text[start:]
 
 
 class ByteTokenizer:

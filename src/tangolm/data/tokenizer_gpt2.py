@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tangolm.data.tokenizer_bytes import utf8
+from tangolm.data.tokenizer_bytes import pieces, utf8
 
 if TYPE_CHECKING:
     import tiktoken
@@ -50,13 +50,20 @@ class Gpt2Tokenizer:
             ValueError: a package that is missing.
         """
         encoding = _encoding()
-        pieces = []
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            text = None
+        if text is not None:
+            valid = [encoding.encode_to_numpy(p, disallowed_special=()).astype(np.uint16) for p in pieces(text)]
+            return np.concatenate(valid) if valid else np.empty(0, np.uint16)
+        encoded = []
         for number, piece in enumerate(_INVALID.split(data.decode("utf-8", "surrogateescape"))):
             if number % 2:
-                pieces.append([encoding.encode_single_token(bytes([ord(byte) - 0xDC00])) for byte in piece])
+                encoded.append([encoding.encode_single_token(bytes([ord(byte) - 0xDC00])) for byte in piece])
             elif piece:
-                pieces.append(encoding.encode_to_numpy(piece, disallowed_special=()))
-        return np.concatenate(pieces).astype(np.uint16) if pieces else np.empty(0, np.uint16)
+                encoded.append(encoding.encode_to_numpy(piece, disallowed_special=()))
+        return np.concatenate(encoded).astype(np.uint16)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`: end tokens are dropped, bytes that are no UTF-8 become U+FFFD.

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tangolm.data.tokenizer_bytes import utf8
+from tangolm.data.tokenizer_bytes import pieces, utf8
 
 if TYPE_CHECKING:
     import tokenizers
 
 PREFIX = "hf:"
 FILE = "tokenizer.json"
-PIECE = 2**19  # characters encoded at a time: an encoding takes a hundred bytes a token
-_BEFORE_WORD = re.compile(r"(?<=\S) (?=\S)")
 
 
 def hugging_face(name: str) -> HuggingFaceTokenizer:
@@ -76,11 +73,11 @@ class HuggingFaceTokenizer:
         Raises:
             ValueError: a text that encodes to the end token.
         """
-        pieces = [
+        encoded = [
             np.array(self._tokenizer.encode(piece, add_special_tokens=False).ids, np.uint32)
-            for piece in _pieces(data.decode("utf-8", errors="replace"))
+            for piece in pieces(data.decode("utf-8", errors="replace"))
         ]
-        tokens = np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+        tokens = np.concatenate(encoded) if encoded else np.empty(0, np.uint32)
         if (tokens == self.end_token).any():
             raise ValueError(
                 f"tokenizer {self.name!r} encodes a text to its end token {self.end_token}; "
@@ -101,18 +98,6 @@ class HuggingFaceTokenizer:
                     f"token id {token} is outside 0 to {self.vocab_size - 1} of the tokenizer {self.name!r}"
                 )
         return self._tokenizer.decode([token for token in values if token != self.end_token], skip_special_tokens=False)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """`text` in pieces of about `PIECE` characters, cut before a space and a word: tokens do not reach across there."""
-    start = 0
-    while len(text) - start > PIECE:
-        found = _BEFORE_WORD.search(text, start + PIECE)
-        stop = found.start() if found is not None and found.start() < start + 2 * PIECE else start + PIECE
-        yield text[start:stop]
-        start = stop
-    if start < len(text):
-        yield text[start:]
 
 
 def _file(name: str) -> Path:
