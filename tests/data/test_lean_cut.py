@@ -34,6 +34,7 @@ CUTS: dict[str, tuple[str, str, str]] = {
     "do": ("theorem a : do let b ← c; d b = e ", ":= rfl", "\n"),
     "default": ("theorem a (h : p := by simp) [q := r] {s : t := u} : v ", ":= h", "\n"),
     "instance_braces": ("theorem a : f { x := 1, y := 2 } = {z with x := 1} ", ":= rfl", "\n"),
+    "floor_as_an_operator": ("theorem a : x⌊d = ⌊|y|⌋ ", ":= rfl", "\n"),
     "fun_bars": ("theorem a : f fun | 0 => 1 | _ => 2 ", ":= rfl", "\n"),
     "match": ("theorem a : match x with | 0 => p | _ + 1 => q ", ":= by\n  cases x", "\n"),
     "matches": ("theorem a : x matches some _ | none ", ":= rfl", "\n"),

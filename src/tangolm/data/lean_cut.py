@@ -28,26 +28,23 @@ _GO_ON = (
     "where|termination_by|decreasing_by|deriving|with|by|from|then|else|at|using|fun|λ|show|have|let|suffices|calc|case|"
     "next|exact|refine|do|if|match|in|generalizing"
 )
-_PAIRS = "()[]{}⟨⟩⦃⦄⟦⟧⟪⟫⌊⌋⌈⌉‹›⟮⟯"
+_PAIRS = "()[]{}⟨⟩⦃⦄⟦⟧⟪⟫‹›⟮⟯"
 
 
 def _word(words: str) -> str:
     return "(?:" + "|".join(rf"{word}(?<![\w.'!?«»`]{word})" for word in words.split("|")) + r")(?![\w'!?])"
 
 
-# What is no code. Possessive quantifiers keep it linear; looking behind comes second, since a literal first is found faster.
+# What is no code. Possessive quantifiers keep it linear, and each alternative begins with a literal, which is found faster.
 _PLAIN = r'"(?:[^"\\]++|\\.)*+"?'
-_RAW = r"""r(?<![\w.']r)(?P<{0}>\#*+)".*?"(?P={0})"""
+_RAW = r"""r(?<![\w.']r)(\#*+)".*?"\1"""
 _CHARACTER = r"""'(?<![\w'!?∘»]')(?:[^\\'\n]|\\(?:x[\da-fA-F]{2}|u[\da-fA-F]{4}|[^xu\n]))'"""
-_OPAQUE = re.compile(
-    rf"""(?P<comment>--[^\n]*+)|(?P<block>/-)|(?P<interpolated>"(?<=\w!"))|(?P<raw>{_RAW.format("a")})|(?P<string>{_PLAIN})"""
-    rf"""|(?P<character>{_CHARACTER})|(?P<quoted>«[^»\n]*+»)""",
-    re.DOTALL,
-)
+_INTERPOLATED = r'"(?<=\w!")'  # its first quote
+_OPAQUE = re.compile(rf"--[^\n]*+|/-|{_INTERPOLATED}|{_PLAIN}|{_RAW}|{_CHARACTER}|«[^»\n]*+»", re.DOTALL)
 _BLOCK_EDGE = re.compile(r"/-|-/")
 _TEXT_EDGE = re.compile(r'["{]|\\.', re.DOTALL)  # within an interpolated string
 _CODE_EDGE = re.compile(  # within its braces
-    rf"""[{{}}]|(?P<block>/-)|(?P<text>"(?<=\w!"))|--[^\n]*+|{_RAW.format("b")}|{_PLAIN}|{_CHARACTER}""", re.DOTALL
+    rf"{{|}}|--[^\n]*+|/-|{_INTERPOLATED}|{_PLAIN}|{_RAW}|{_CHARACTER}", re.DOTALL
 )
 
 _KEYWORD = re.compile(_word("theorem|lemma"))
@@ -143,18 +140,14 @@ def mask(text: str) -> str:
     """`text` with comments as spaces (documentation as `DOC` and spaces), strings as `"`, `«names»` as `_`; lines stay."""
     pieces, done, position = [], 0, 0
     while (match := _OPAQUE.search(text, position)) is not None:
-        start, position, fill = match.start(), match.end(), " "
-        kind = match.lastgroup
-        if kind == "block":
+        start, position, token = match.start(), match.end(), match.group()
+        if token == "/-":
             position = _block_end(text, position)
-        elif kind == "interpolated":
+        elif token == '"':
             position = _interpolated_end(text, position)
-        if kind in ("interpolated", "string", "raw", "character"):
-            fill = '"'
-        elif kind == "quoted":
-            fill = "_"
+        fill = " " if token[0] in "-/" else "_" if token[0] == "«" else '"'
         blank = "\n".join(fill * len(line) for line in text[start:position].split("\n"))
-        if kind == "block" and text.startswith("/--", start):
+        if text.startswith("/--", start):
             blank = DOC + blank[1:]
         pieces += [text[done:start], blank]
         done = position
@@ -186,9 +179,9 @@ def _interpolated_end(text: str, position: int) -> int:
         elif not braces[-1]:
             if edge == '"':
                 braces.pop()
-        elif match.lastgroup == "block":
+        elif edge == "/-":
             position = _block_end(text, position)
-        elif match.lastgroup == "text":
+        elif edge == '"':
             braces.append(0)
     return position
 
