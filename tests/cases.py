@@ -17,7 +17,6 @@ LATER = {
     14: "beam search",
     27: "several processes",
     30: "several processes",
-    31: "JSON lines",
 }
 
 
