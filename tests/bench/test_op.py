@@ -120,7 +120,7 @@ def test_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_bar_is_the_promised_one() -> None:
-    assert BARS[0] == Bar((1, 16, 2048, 32, 1780), "float32", speedup=1.5, memory_ratio=0.5)
+    assert BARS[0] == Bar((1, 16, 2048, 32, 1780), "float32", speedup=2.0, memory_ratio=0.5, fraction=0.75)
 
 
 @pytest.mark.parametrize(

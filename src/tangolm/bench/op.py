@@ -71,7 +71,11 @@ class Bar:
     fraction: float | None = None  # at least, of the product rate
 
 
-BARS = (Bar((1, 16, 2048, 32, 1780), "float32", speedup=1.5, memory_ratio=0.5),)
+BARS = (
+    Bar((1, 16, 2048, 32, 1780), "float32", speedup=2.0, memory_ratio=0.5, fraction=0.75),
+    Bar((1, 16, 4096, 32, 1780), "float32", speedup=2.3, memory_ratio=0.35),
+    Bar((1, 16, 2048, 32, 1780), "bfloat16", fraction=0.70),
+)
 
 
 @dataclass(frozen=True)
