@@ -107,6 +107,7 @@ valid = st.fixed_dictionaries(
         "precision": st.sampled_from(["auto", "float32", "bf16"]),
         "impl": st.sampled_from(["auto", "reference"]),
         "compile": st.booleans(),
+        "recompute": st.booleans(),
         "optimizer": st.builds(
             OptimizerConfig,
             peak_lr=st.floats(1e-8, 10),
@@ -198,6 +199,7 @@ CHANGES: dict[str, Any] = {
     "precision": "precision=bf16",
     "impl": "impl=auto",
     "compile": "compile=true",
+    "recompute": "recompute=true",
     "optimizer.peak_lr": "optimizer.peak_lr=1e-3",
     "optimizer.betas": "optimizer.betas=[0.8, 0.9]",
     "optimizer.eps": "optimizer.eps=1e-4",
