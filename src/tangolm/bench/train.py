@@ -214,7 +214,7 @@ def _model(name: str, options: Options) -> LanguageModel:
 
 
 def _check(base: str, options: Options) -> None:
-    """Compare loss and gradients of the two forms, on a quarter of the tokens at most."""
+    """Compare loss and gradients of the two forms, at 512 tokens at most."""
     small = Options((base,), max(2, min(options.tokens, 512)), 1)
     found = []
     for way in (base, f"{base}:naive"):

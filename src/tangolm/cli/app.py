@@ -32,6 +32,11 @@ class Commands(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def items(text: str) -> list[str]:
+    """The items of a comma-separated option."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
 def print_json(data: Any) -> None:
     """JSON alone on stdout."""
     print(json.dumps(data, indent=2, allow_nan=False))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tangolm.bench import bars, decode, head, op, train
-from tangolm.cli.app import Commands, Json, print_json
+from tangolm.cli.app import Commands, Json, items, print_json
 
 DEFAULT, HEAD = op.Options(), head.Options()
 Models = Annotated[str, typer.Argument(help="Comma-separated; the others are compared with the first.")]
@@ -73,7 +73,7 @@ def bench_train(
     json: Json = False,
 ) -> None:
     """Training steps of models in turn; PRESET, PRESET:recompute or PRESET:naive."""
-    options = train.Options(_names(models), tokens, batch, repeats, memory)
+    options = train.Options(tuple(items(models)), tokens, batch, repeats, memory)
     result = train.run(options)
     _show(result.to_dict(), train.render(result), out, json)
     if check:
@@ -89,7 +89,7 @@ def bench_decode(
     json: Json = False,
 ) -> None:
     """A step of generation of models in turn; PRESET@TOKENS, the tokens being cached."""
-    options = decode.Options(_names(models), repeats, full)
+    options = decode.Options(tuple(items(models)), repeats, full)
     result = decode.run(options)
     _show(result.to_dict(), decode.render(result), out, json)
     if check:
@@ -111,10 +111,6 @@ def bench_head(
     _show(result.to_dict(), head.render(result), out, json)
     if check:
         _judge(head.BARS, options, {"head": result})
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _show(data: dict[str, Any], lines: list[str], out: Path | None, json: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from tangolm.cli.app import Commands, Json, print_json, progress
+from tangolm.cli.app import Commands, Json, items, print_json, progress
 from tangolm.data import DATASETS, DataSet
 from tangolm.data import prepare as prepare_data
 
@@ -35,7 +35,7 @@ def _command(name: str, dataset: DataSet) -> Callable[..., None]:
 
     def run(out: Path, source: Path | None, overwrite: bool, json: bool, **options: Any) -> None:
         fields = {field.name: field.default for field in dataclasses.fields(dataset.options)}
-        options = {key: _tuple(value) if isinstance(fields[key], tuple) else value for key, value in options.items()}
+        options = {key: items(value) if isinstance(fields[key], tuple) else value for key, value in options.items()}
         with progress() as report:
             manifest = prepare_data(name, source, out, overwrite=overwrite, progress=report, **options)
         if json:
@@ -85,10 +85,6 @@ def _option_type(hint: Any) -> Any:
         kinds = [_option_type(kind) for kind in get_args(hint) if kind is not type(None)]
         return kinds[0] | None
     return hint
-
-
-def _tuple(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _remarks(manifest: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ from tangolm.data.dm_spill import Spill
 from tangolm.data.questions import module_of
 from tangolm.data.rows import WholeDocuments
 from tangolm.data.shards import ShardWriter, claim, write_manifest
-from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, cores, existing, new_manifest, no_progress, option
+from tangolm.data.source import Progress, at_least, check_context, cores, existing, new_manifest, no_progress, option
 from tangolm.data.tokenizer import ByteTokenizer
 
 NAME = "dm-mathematics"
@@ -51,9 +51,7 @@ class DmMathematicsOptions:
     workers: int | None = option(None, "processes that generate; one a core where not given")
 
     def __post_init__(self) -> None:
-        if self.context > LONGEST_CONTEXT:
-            raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
-        at_least(LONGEST, context=self.context)
+        check_context(self.context, LONGEST)
         at_least(1, train_per_source=self.train_per_source, dev_per_module=self.dev_per_module)
         at_least(1, test_per_module=self.test_per_module, workers=self.workers)
         if not 0 <= self.seed < 2**32:

@@ -20,7 +20,7 @@ from tangolm.config import suggest
 from tangolm.data.pipeline import Document, Pass, Worked, write
 from tangolm.data.records import JSON_LINES, PARQUET, RECORD_LIMIT, RecordError, lines, parse, rows, suffix, text_of
 from tangolm.data.seen import key
-from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, no_progress, option, whole_number
+from tangolm.data.source import Progress, at_least, check_context, existing, no_progress, option, whole_number
 from tangolm.data.tokenizer import CHOICES, get_tokenizer
 
 NAME = "fineweb-edu"
@@ -54,9 +54,7 @@ class FineWebEduOptions:
     workers: int | None = option(None, "processes that tokenise; one a core where not given")
 
     def __post_init__(self) -> None:
-        if self.context > LONGEST_CONTEXT:
-            raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
-        at_least(2, context=self.context)
+        check_context(self.context, 2)
         at_least(1, workers=self.workers)
         at_least(0, gap_days=self.gap_days)
         get_tokenizer(self.tokenizer)

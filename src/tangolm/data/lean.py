@@ -7,7 +7,6 @@ leaves something unproven (`sorry`, `admit`) is in neither. Both tasks put a fil
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -19,12 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tangolm.config import suggest
+from tangolm.data.held_out import check_fractions, place_of, split_at
 from tangolm.data.lean_cut import cut, unproven
-from tangolm.data.lean_records import Statement, place_of, read, statements
+from tangolm.data.lean_records import Statement, file_of, read, statements
 from tangolm.data.pipeline import Document, Worked, write
 from tangolm.data.records import BOM, JSON_LINES, RecordError, lines, parse, suffix
 from tangolm.data.seen import key
-from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, no_progress, option
+from tangolm.data.source import Progress, at_least, check_context, existing, no_progress, option
 from tangolm.data.tokenizer import CHOICES, Tokenizer, get_tokenizer
 
 NAME = "lean"
@@ -52,28 +52,20 @@ class LeanOptions:
     workers: int | None = option(None, "processes; one a core where not given")
 
     def __post_init__(self) -> None:
-        if self.context > LONGEST_CONTEXT:
-            raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
-        at_least(16, context=self.context)
+        check_context(self.context, 16)
         at_least(0, before=self.before)
         at_least(1, workers=self.workers)
         get_tokenizer(self.tokenizer)
         for name, known in (("task", ("proof", "source")), ("on_error", ("fail", "skip"))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} {value!r} is not known{suggest(value, known)}")
-        for name in ("dev_fraction", "test_fraction"):
-            if not 0 < getattr(self, name) < 0.5:
-                raise ValueError(f"{name} must be above 0 and below 0.5, got {getattr(self, name)}")
+        check_fractions(self.dev_fraction, self.test_fraction)
         if self.task == "source" and self.before:
             raise ValueError(f"before is of the task 'proof', got {self.before} with the task 'source'")
 
     def split(self, place: str) -> str:
         """The split of a file, by a hash of its path below the source."""
-        digest = hashlib.sha256(place.encode("utf-8", "surrogatepass")).digest()
-        fraction = int.from_bytes(digest[:8], "big") / 2**64
-        if fraction < self.test_fraction:
-            return "test"
-        return "dev" if fraction < self.test_fraction + self.dev_fraction else "train"
+        return split_at(place_of(place.encode("utf-8", "surrogatepass")), self.dev_fraction, self.test_fraction)
 
 
 @dataclass(frozen=True)
@@ -181,7 +173,7 @@ def _work(item: _Item, options: LeanOptions) -> Worked:
             where = f"{item.name!r} line {item.line}"
             record = parse(item.data, where)
             text, given = read(record, where)
-            place = place_of(record, text)
+            place = file_of(record, text)
         else:
             text, given, place = item.data.removeprefix(BOM).decode(), None, item.name
     except UnicodeDecodeError:

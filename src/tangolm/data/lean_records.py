@@ -44,7 +44,7 @@ def statements(text: str, found: Cut, most: int) -> list[Statement]:
     ]
 
 
-def place_of(record: Mapping[str, Any], text: str) -> str:
+def file_of(record: Mapping[str, Any], text: str) -> str:
     """What decides the split of a record: the file it was taken from, or where that is not said its own text."""
     for name in _FILE:
         if isinstance(record.get(name), str) and record[name]:

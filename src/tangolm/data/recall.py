@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tangolm.data.shards import ShardWriter, claim, write_manifest
-from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, new_manifest, no_progress, option
+from tangolm.data.source import Progress, at_least, check_context, new_manifest, no_progress, option
 from tangolm.data.tokenizer import ByteTokenizer
 
 NAME = "recall"
@@ -47,13 +47,12 @@ class RecallOptions:
         at_least(4, spacing=self.spacing)
         if self.keys > len(KEYS):
             raise ValueError(f"keys must be at most {len(KEYS)}, got {self.keys}")
-        if self.context > LONGEST_CONTEXT:
-            raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
         if self.queries < 1:
             least = self.keys * self.copies + 2 * self.spacing + 1
             raise ValueError(
                 f"context must be at least {least} for these bindings and this spacing, got {self.context}"
             )
+        check_context(self.context, 1)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to {2**32 - 1}, got {self.seed}")
 

@@ -65,6 +65,17 @@ def at_least(low: int, **options: int | None) -> None:
             raise ValueError(f"{name} must be at least {low}, got {value}")
 
 
+def check_context(context: int, least: int) -> None:
+    """Refuse a context below `least` or above `LONGEST_CONTEXT`.
+
+    Raises:
+        ValueError: names the value and the bound.
+    """
+    if context > LONGEST_CONTEXT:
+        raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {context}")
+    at_least(least, context=context)
+
+
 def whole_number(value: int | str, name: str) -> int:
     """`value`, which may be written with a suffix: 1.5B, 300M, 64k (powers of 1,000).
 

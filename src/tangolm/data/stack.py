@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tangolm.config import suggest
+from tangolm.data.held_out import check_fractions, place_of, split_at, token_limits
 from tangolm.data.pipeline import Document, Worked, write
 from tangolm.data.records import BOM, JSON_LINES, PARQUET, suffix
 from tangolm.data.seen import key
-from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, no_progress, option, whole_number
+from tangolm.data.source import Progress, at_least, check_context, existing, no_progress, option, whole_number
 from tangolm.data.stack_hub import hub_parts
 from tangolm.data.stack_json import JsonLines
 from tangolm.data.stack_rows import Repository, Rows, Wanted, permuted
@@ -97,9 +98,7 @@ class StackOptions:
     workers: int | None = option(None, "processes that tokenise; one a core where not given")
 
     def __post_init__(self) -> None:
-        if self.context > LONGEST_CONTEXT:
-            raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
-        at_least(2, context=self.context)
+        check_context(self.context, 2)
         at_least(1, max_bytes=self.max_bytes, workers=self.workers)
         if self.tokens is not None:
             object.__setattr__(self, "tokens", whole_number(self.tokens, "tokens"))
@@ -110,25 +109,11 @@ class StackOptions:
         if not self.revision or self.hub == "":
             raise ValueError(f"hub and revision must not be empty, got {self.hub!r} and {self.revision!r}")
         get_tokenizer(self.tokenizer)
-        for name in ("dev_fraction", "test_fraction"):
-            if not 0 < getattr(self, name) < 0.5:
-                raise ValueError(f"{name} must be above 0 and below 0.5, got {getattr(self, name)}")
+        check_fractions(self.dev_fraction, self.test_fraction)
 
     def split(self, name: str) -> str:
         """The split of a repository or file, by a hash of its name."""
-        digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
-        place = int.from_bytes(digest[:8], "big") / 2**64
-        if place < self.test_fraction:
-            return "test"
-        return "dev" if place < self.test_fraction + self.dev_fraction else "train"
-
-    def limits(self) -> dict[str, int | None]:
-        """Tokens at which each split ends."""
-        if self.tokens is None:
-            return {}
-        rest = 1 - self.dev_fraction - self.test_fraction
-        shares = {"train": 1.0, "dev": self.dev_fraction / rest, "test": self.test_fraction / rest}
-        return {split: max(1, round(int(self.tokens) * share)) for split, share in shares.items()}
+        return split_at(place_of(name.encode("utf-8", "surrogateescape")), self.dev_fraction, self.test_fraction)
 
 
 def prepare(
@@ -210,7 +195,7 @@ def _prepare_rows(
         tokenizer=options.tokenizer,
         document_masking=options.document_masking,
         workers=options.workers,
-        limits=options.limits(),
+        limits=token_limits(options.tokens, options.dev_fraction, options.test_fraction),  # pyright: ignore[reportArgumentType]
         identity=identity,
         packages=("pyarrow",),
         facts={"origin": origin, "parts": len(rows.names), "fields": fields},
@@ -242,7 +227,7 @@ def _prepare_folder(
         tokenizer=options.tokenizer,
         document_masking=options.document_masking,
         workers=options.workers,
-        limits=options.limits(),
+        limits=token_limits(options.tokens, options.dev_fraction, options.test_fraction),  # pyright: ignore[reportArgumentType]
         total=sum(size for _, size in files),
         passed_over=passed,
         identity=hashlib.sha256(repr(files).encode("utf-8", "surrogateescape")).hexdigest(),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from tangolm.config import suggest
+from tangolm.data.held_out import check_fractions, place_of, split_at, token_limits
 from tangolm.data.manifest import SPLITS
 from tangolm.data.pipeline import Document, Worked, write
 from tangolm.data.records import (
@@ -38,7 +39,7 @@ from tangolm.data.records import (
     too_large,
 )
 from tangolm.data.seen import key
-from tangolm.data.source import LONGEST_CONTEXT, Progress, at_least, existing, no_progress, option, whole_number
+from tangolm.data.source import Progress, at_least, check_context, existing, no_progress, option, whole_number
 from tangolm.data.tokenizer import CHOICES, get_tokenizer
 
 NAME = "text"
@@ -81,9 +82,7 @@ class TextOptions:
     workers: int | None = option(None, "processes that tokenise; one a core where not given")
 
     def __post_init__(self) -> None:
-        if self.context > LONGEST_CONTEXT:
-            raise ValueError(f"context must be at most {LONGEST_CONTEXT:,}, got {self.context}")
-        at_least(2, context=self.context)
+        check_context(self.context, 2)
         at_least(1, limit_bytes=self.limit_bytes, workers=self.workers)
         for name in ("tokens", "record_limit"):
             if (value := getattr(self, name)) is not None:
@@ -96,9 +95,11 @@ class TextOptions:
             raise ValueError(f"split {self.split!r} is not known{suggest(self.split, ('auto', 'path', 'position'))}")
         if self.on_error not in ("fail", "skip"):
             raise ValueError(f"on_error {self.on_error!r} is not known{suggest(self.on_error, ('fail', 'skip'))}")
-        for name in ("dev_fraction", "test_fraction"):
-            if not 0 < getattr(self, name) < 0.5:
-                raise ValueError(f"{name} must be above 0 and below 0.5, got {getattr(self, name)}")
+        check_fractions(self.dev_fraction, self.test_fraction)
+
+    def split_of(self, place: float) -> str:
+        """The split of what a hash puts at `place`."""
+        return split_at(place, self.dev_fraction, self.test_fraction)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class _File:
 
     @property
     def place(self) -> float:
-        return _place(self.name.encode("utf-8", "surrogateescape"))
+        return place_of(self.name.encode("utf-8", "surrogateescape"))
 
     @property
     def records(self) -> bool:
@@ -176,7 +177,7 @@ def prepare(
         tokenizer=options.tokenizer,
         document_masking=options.document_masking,
         workers=options.workers,
-        limits=_limits(options),
+        limits=token_limits(options.tokens, options.dev_fraction, options.test_fraction),  # pyright: ignore[reportArgumentType]
         total=0 if records else sum(stop - start for _, spans in parts for _, start, stop in spans),
         passed_over=passed,
         identity=hashlib.sha256(
@@ -188,29 +189,10 @@ def prepare(
     )
 
 
-def _limits(options: TextOptions) -> dict[str, int]:
-    if options.tokens is None:
-        return {}
-    train, part = int(options.tokens), 1 - options.dev_fraction - options.test_fraction
-    share = {"dev": options.dev_fraction, "test": options.test_fraction}
-    return {"train": train, **{split: max(1, round(train * share[split] / part)) for split in share}}
-
-
-def _place(name: bytes) -> float:
-    """Where a hash puts a name between 0 and 1."""
-    return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") / 2**64
-
-
-def _split(place: float, options: TextOptions) -> str:
-    if place < options.test_fraction:
-        return "test"
-    return "dev" if place < options.test_fraction + options.dev_fraction else "train"
-
-
 def _items(parts: list[tuple[_File, list[tuple[str, int, int]]]], options: TextOptions) -> Iterator[_Piece | _Record]:
     limit = int(options.record_limit)
     for file, spans in parts:
-        split = _split(file.place, options) if options.split == "path" else None
+        split = options.split_of(file.place) if options.split == "path" else None
         if not file.records:
             for name, start, stop in spans:
                 yield from _pieces(file.path, name, start, stop)
@@ -236,7 +218,7 @@ def _work(item: _Piece | _Record, options: TextOptions) -> Worked:
     if not text:
         return Worked((), {"empty": 1})
     # A text is placed by its hash, so that it stays in its split when others come or go.
-    split, keys = item.split or _split(_place(text), options), (key(text),)
+    split, keys = item.split or options.split_of(place_of(text)), (key(text),)
     return Worked((Document(split, NAME, text, notes=keys, unless=keys),))
 
 
@@ -313,7 +295,7 @@ def _parts(file: _File, options: TextOptions, by_position: bool) -> Iterator[tup
     if file.records:
         return
     if not by_position:
-        yield _split(file.place, options), 0, file.length
+        yield options.split_of(file.place), 0, file.length
         return
     # Counted from the end of the file: training comes first, then development, then the test.
     shares = (0.0, options.test_fraction, options.test_fraction + options.dev_fraction, 1.0)

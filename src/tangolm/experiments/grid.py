@@ -31,7 +31,7 @@ class Task:
     """What a system is trained and judged on.
 
     Args:
-        dataset, source, options: as `tangolm.data.prepare` takes them.
+        dataset, source, options: as `tangolm.data.prepare` takes them; lists, no tuples, as the manifest has them.
         tokens, batch_size: of each run.
     """
 
@@ -183,7 +183,7 @@ def _data(grid: Grid, name: str, out: Path) -> Path:
         prepare(task.dataset, task.source, data, **task.options)
     manifest = read_manifest(data)
     arguments = manifest.get("arguments", {})
-    differing = [key for key, value in task.options.items() if arguments.get(key) != _plain(value)]
+    differing = [key for key, value in task.options.items() if arguments.get(key) != value]
     if manifest["dataset"] != task.dataset or differing:
         raise ValueError(f"out {str(out)!r} holds other data for {name!r} ({', '.join(differing)}); name another --out")
     return data
@@ -200,7 +200,3 @@ def _config(grid: Grid, cell: Cell, data: Path) -> RunConfig:
         model_seed=cell.model_seed,
         data_seed=cell.data_seed,
     )
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -35,8 +35,8 @@ GRID = Grid(
             batch_size=4,
             source=sysconfig.get_path("stdlib"),
             options={
-                "suffixes": (".py",),
-                "exclude": ("site-packages", "dist-packages", "__pycache__", "test", "tests", ".*"),
+                "suffixes": [".py"],
+                "exclude": ["site-packages", "dist-packages", "__pycache__", "test", "tests", ".*"],
                 "limit_bytes": 2_000_000,
             },
         ),
