@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tangolm.config import ConfigError, to_dict
 from tangolm.training import OptimizerConfig, Run, RunConfig, config_from_dict, plan, run_config, train
 from tangolm.training import trainer as trainer_module
+from tangolm.training.run import check_same
 from tests.training.sums import CONTEXT
 
 Make = Callable[..., RunConfig]
@@ -249,6 +250,17 @@ def test_every_field_changes_something_or_is_refused(
             train(config, tmp_path / "run", progress=False)
         return
     assert observe(config, tmp_path / "run") != baseline
+
+
+def test_a_run_of_a_version_without_some_field_is_this_one(tiny: Make) -> None:
+    config = tiny("steps=2")
+    earlier = to_dict(config)
+    del earlier["recompute"]
+    check_same(config, earlier, "it")
+    with pytest.raises(ConfigError, match="it has another configuration: recompute is true here and false there"):
+        check_same(dataclasses.replace(config, recompute=True), earlier, "it")
+    with pytest.raises(ConfigError, match="novelty is null here and 3 there"):
+        check_same(config, {**earlier, "novelty": 3}, "it")
 
 
 def test_run_folder_that_is_none(tmp_path: Path, tiny: Make) -> None:

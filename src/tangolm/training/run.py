@@ -9,6 +9,7 @@ RUN/config.json          {"format": 1, "run_id": .., "config": {..}}
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -355,6 +356,8 @@ def check_same(config: RunConfig, theirs: Mapping[str, Any], owner: str) -> None
     Raises:
         ConfigError: naming every field that differs.
     """
+    with contextlib.suppress(ConfigError):  # what this version does not know is named below
+        theirs = to_dict(config_from_dict(theirs))  # a field that the run's version did not have is at its default
     differing = differences({**to_dict(config), "data": None}, {**theirs, "data": None})
     if differing:
         raise ConfigError(f"{owner} has another configuration: {'; '.join(differing)}; use that one, or another --out")
