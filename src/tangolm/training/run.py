@@ -35,6 +35,7 @@ RESOLVE = {ModelConfig: config_class}
 PEAK_LR = {"mini": 2e-3, "70m": 6e-4, "160m": 4e-4, "410m": 3e-4}
 LONGEST, MOST_EPOCHS = 2**50, 1_000_000  # of a run; beyond is a slip of the hand
 EVALUATIONS = 10  # a run that says nothing about it is evaluated this often
+FREE = ("data",)  # fields that decide no number: a run goes on where they differ
 
 
 class Budget(NamedTuple):
@@ -161,8 +162,8 @@ class RunConfig:
 
     @property
     def run_id(self) -> str:
-        """Fingerprint of everything but the place of the data."""
-        return fingerprint(dataclasses.replace(self, data="-"))
+        """Fingerprint of everything but the `FREE` fields."""
+        return fingerprint({name: value for name, value in to_dict(self).items() if name not in FREE})
 
 
 def config_from_dict(data: Mapping[str, Any]) -> RunConfig:
@@ -351,14 +352,15 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str =
 
 
 def check_same(config: RunConfig, theirs: Mapping[str, Any], owner: str) -> None:
-    """Refuse a configuration other than that of `owner`; the place of the data does not count.
+    """Refuse a configuration other than that of `owner`; the `FREE` fields do not count.
 
     Raises:
         ConfigError: naming every field that differs.
     """
     with contextlib.suppress(ConfigError):  # what this version does not know is named below
         theirs = to_dict(config_from_dict(theirs))  # a field that the run's version did not have is at its default
-    differing = differences({**to_dict(config), "data": None}, {**theirs, "data": None})
+    free = dict.fromkeys(FREE)
+    differing = differences({**to_dict(config), **free}, {**theirs, **free})
     if differing:
         raise ConfigError(f"{owner} has another configuration: {'; '.join(differing)}; use that one, or another --out")
 
