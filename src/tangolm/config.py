@@ -90,8 +90,8 @@ def override(config: T, assignments: Iterable[str], *, resolve: Resolve | None =
 
 
 def fingerprint(config: Any) -> str:
-    """Twelve hexadecimal digits that depend on the values alone, not on key order, machine or Python version."""
-    text = json.dumps(to_dict(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """Twelve hexadecimal digits that depend on the values alone (of a dataclass or of JSON data), on nothing else."""
+    text = json.dumps(_plain(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
