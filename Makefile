@@ -43,7 +43,7 @@ test-fast: install
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test: install  ## every test, one process a core
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 cases: install  ## the test behind each situation of docs/cases.md; fails where one is missing
 	$(BIN)/python -m tests.cases

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tangolm.data.loader import evaluation_batches
 from tangolm.data.shards import Split, open_split
-from tangolm.evaluation import nll as nll_module
 from tangolm.evaluation.nll import evaluate
 from tangolm.models import LanguageModel
 
@@ -63,7 +63,7 @@ def test_batch_size_does_not_show(model: LanguageModel, sums: Path, limit_rows: 
 
 def test_it_is_the_models_own_loss(model: LanguageModel, sums: Path) -> None:
     split = open_split(sums, "dev")
-    batches = list(nll_module.evaluation_batches(split, split.rows))
+    batches = list(evaluation_batches(split, split.rows))
     batch = batches[0]
     with torch.no_grad():
         loss = model(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids).loss

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import pytest
@@ -11,6 +10,8 @@ import torch
 import tangolm
 from tangolm.config import ConfigError
 from tangolm.data.loader import Batch
+from tangolm.training.distributed import Parallel
+from tangolm.training.environment import Place
 from tangolm.training.optim import OptimizerConfig, build_optimizer, learning_rate, parameter_groups, warmup_steps
 from tangolm.training.update import update
 
@@ -110,16 +111,13 @@ def test_bf16_autocast_moves_norms_and_temperatures_as_float32_does() -> None:
         before = {name: p.detach().clone() for name, p in model.named_parameters() if p.ndim == 1}
         for _ in range(100):
             update(
-                model,
+                Parallel(model),
                 optimizer,
                 batch,
                 lr=6e-4,
                 clip=1.0,
                 micro_batch=4,
-                device=torch.device("cpu"),
-                precision=lambda on=precision == "bf16": (
-                    torch.autocast("cpu", dtype=torch.bfloat16) if on else contextlib.nullcontext()
-                ),
+                place=Place(torch.device("cpu"), precision),
             )
         after = dict(model.named_parameters())
         assert all(p.dtype == torch.float32 for p in after.values())

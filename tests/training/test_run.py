@@ -200,6 +200,7 @@ CHANGES: dict[str, Any] = {
     "precision": "precision=bf16",
     "impl": "impl=auto",
     "compile": "compile=true",
+    "parallel": "parallel=fsdp",
     "recompute": "recompute=true",
     "optimizer.peak_lr": "optimizer.peak_lr=1e-3",
     "optimizer.betas": "optimizer.betas=[0.8, 0.9]",
@@ -212,6 +213,7 @@ CHANGES: dict[str, Any] = {
 REFUSED = {
     "data_sha256": "data_sha256 is",
     "tokenizer": "tokenizer is 'words'",
+    "parallel": "parallel 'fsdp' shards a model over several processes and there is one",
     "device": "device 'mps' is not available",
 }
 

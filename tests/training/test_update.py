@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 
 import tangolm
 from tangolm.data.loader import Batch
 from tangolm.models import LanguageModel
+from tangolm.training.distributed import Parallel
+from tangolm.training.environment import Place
 from tangolm.training.optim import OptimizerConfig, build_optimizer
 from tangolm.training.update import NonFinite, accumulate, update
 
-CPU = torch.device("cpu")
+HERE = Place(torch.device("cpu"), "float32")
 
 
 def build(preset: str) -> LanguageModel:
@@ -32,9 +32,7 @@ def uneven() -> Batch:
 
 def gradient(model: LanguageModel, batch: Batch, micro_batch: int) -> tuple[float, int, dict[str, torch.Tensor]]:
     model.zero_grad()
-    loss, tokens = accumulate(
-        model, batch, micro_batch=micro_batch, device=CPU, precision=lambda: contextlib.nullcontext()
-    )
+    loss, tokens = accumulate(Parallel(model), batch, micro_batch=micro_batch, place=HERE)
     return loss, tokens, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -74,14 +72,13 @@ def test_clipping_scales_the_gradient(clip: float | None) -> None:
     model = build("tango-mini-d4")
     optimizer = build_optimizer(model, OptimizerConfig(peak_lr=1e-3))
     done = update(
-        model,
+        Parallel(model),
         optimizer,
         uneven(),
         lr=1e-3,
         clip=clip,
         micro_batch=2,
-        device=CPU,
-        precision=lambda: contextlib.nullcontext(),
+        place=HERE,
     )
     norm = float(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm())
     assert done.grad_norm > 1e-3
@@ -96,14 +93,13 @@ def test_weights_are_untouched_by_a_loss_that_is_not_finite() -> None:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(NonFinite, match="loss is nan"):
         update(
-            model,
+            Parallel(model),
             optimizer,
             uneven(),
             lr=1e-3,
             clip=1.0,
             micro_batch=2,
-            device=CPU,
-            precision=lambda: contextlib.nullcontext(),
+            place=HERE,
         )
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.nan_to_num(7.0), before[name].nan_to_num(7.0)), name

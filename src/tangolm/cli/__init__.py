@@ -1,7 +1,7 @@
 """The command `tangolm`: parse, call, print. A file a group of commands; `main` is the entry point.
 
 A mistake of the user (a `ValueError` whose message names what is wrong and what would do) is one line on stderr and exit
-code 2. `TANGOLM_DEBUG=1` shows the traceback as well.
+code 2. `TANGOLM_DEBUG=1` shows the traceback as well. Of several processes (`torchrun`) that one speaks which met the mistake.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import typer
 
 from tangolm.cli import bench, data, experiment, folders, model, quickstart, train
 from tangolm.cli.app import Commands
+from tangolm.training.distributed import ElsewhereError, LostProcessError
+
+PARALLEL = ("train",)  # commands that torchrun may start in several processes
 
 app = typer.Typer(
     cls=Commands,
@@ -29,11 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     command = typer.main.get_command(app)
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    speaker = "tangolm" if size == 1 else f"tangolm, process {rank}"
     try:
+        if size > 1 and arguments and arguments[0] not in PARALLEL:
+            if rank:
+                return 2
+            raise ValueError(f"{arguments[0]} does not run in {size} processes; {' and '.join(PARALLEL)} does")
         code = command.main(arguments or ["--help"], prog_name="tangolm", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except typer.Exit as stop:
         return stop.exit_code
+    except ElsewhereError:
+        return 2
     except (typer.Abort, KeyboardInterrupt):
         print("tangolm: interrupted", file=sys.stderr)
         return 130
@@ -44,10 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
+        if rank and isinstance(error, LostProcessError):
+            return 2
         if os.environ.get("TANGOLM_DEBUG"):
             traceback.print_exc()
         message = str(error) or type(error).__name__
-    print(f"tangolm: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{speaker}: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
 

@@ -14,6 +14,7 @@ from tangolm.experiments.answers import answer_run
 from tangolm.report import write_report
 from tangolm.training import Run, RunConfig, evaluate_run, plan, run_config
 from tangolm.training import train as train_run
+from tangolm.training.distributed import joined
 from tangolm.training.run import RESOLVE
 
 
@@ -49,12 +50,17 @@ def train(
     fields = {"steps": steps, "tokens": tokens, "epochs": epochs, "batch_size": batch_size}
     if stop_after is not None and stop_after < 1:
         raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
-    config = _config(out, preset, data, set_ or [], {key: v for key, v in fields.items() if v is not None}, resume)
-    if dry_run:
-        planned = plan(config)
-        print_json(planned) if json else _print_plan(planned)
-        return
-    result = train_run(config, out, resume=resume, stop_after=stop_after, progress=not quiet)
+    given = {key: value for key, value in fields.items() if value is not None}
+    with joined() as world:
+        config = world.agree(lambda: _config(out, preset, data, set_ or [], given, resume))
+        if dry_run:
+            planned = world.on_first(lambda: plan(config))
+            if world.first:
+                print_json(planned) if json else _print_plan(planned)
+            return
+        result = train_run(config, out, resume=resume, stop_after=stop_after, progress=not quiet)
+    if not world.first:
+        raise typer.Exit(result.exit_code)
     if json:
         print_json(
             {key: str(value) if isinstance(value, Path) else value for key, value in dataclasses.asdict(result).items()}

@@ -46,7 +46,7 @@ class Loader:
         Raises:
             ValueError: an empty split, a batch size below 1, a data seed outside 0 to 2**32 - 1.
         """
-        _check(split, batch_size)
+        check_split(split, batch_size)
         if not 0 <= data_seed < 2**32:
             raise ValueError(f"data_seed must be 0 to {2**32 - 1}, got {data_seed}")
         self.split, self.batch_size, self.data_seed = split, batch_size, data_seed
@@ -70,7 +70,7 @@ class Loader:
         count = self.batch_size if count is None else count
         if start < 0 or count < 1:
             raise ValueError(f"batch needs start >= 0 and count >= 1, got start {start} and count {count}")
-        return _gather(self.split, [self.row_of(sample) for sample in range(start, start + count)])
+        return read_rows(self.split, [self.row_of(sample) for sample in range(start, start + count)])
 
 
 class _Order:
@@ -95,24 +95,37 @@ def evaluation_batches(split: Split | MixedSplit, batch_size: int, limit_rows: i
     """The rows of a split in order, each once; the last batch may be shorter.
 
     Args:
-        limit_rows: take only so many rows, evenly spaced (the first ones may all be of one source); all where None.
+        limit_rows: as for `evaluation_rows`.
 
     Raises:
         ValueError: an empty split, a batch size or a limit below 1.
     """
-    _check(split, batch_size)
+    check_split(split, batch_size)
+    return _in_order(split, batch_size, evaluation_rows(split, limit_rows))
+
+
+def evaluation_rows(split: Split | MixedSplit, limit_rows: int | None = None) -> list[int]:
+    """The rows that an evaluation reads: all of them, or so many evenly spaced (the first may all be of one source).
+
+    Raises:
+        ValueError: a limit below 1.
+    """
     if limit_rows is not None and limit_rows < 1:
         raise ValueError(f"limit_rows must be at least 1, got {limit_rows}")
     count = split.rows if limit_rows is None else min(limit_rows, split.rows)
-    return _in_order(split, batch_size, [index * split.rows // count for index in range(count)])
+    return [index * split.rows // count for index in range(count)]
 
 
 def _in_order(split: Split | MixedSplit, batch_size: int, rows: list[int]) -> Iterator[Batch]:
     for start in range(0, len(rows), batch_size):
-        yield _gather(split, rows[start : start + batch_size])
+        yield read_rows(split, rows[start : start + batch_size])
 
 
-def _check(split: Split | MixedSplit, batch_size: int) -> None:
+def check_split(split: Split | MixedSplit, batch_size: int) -> None:
+    """
+    Raises:
+        ValueError: an empty split, or a batch size below 1.
+    """
     for part in split.parts.values() if isinstance(split, MixedSplit) else [split]:
         if part.rows < 1:
             raise ValueError(f"split {part.name!r} of {str(part.folder)!r} has no rows; prepare it with more data")
@@ -120,7 +133,8 @@ def _check(split: Split | MixedSplit, batch_size: int) -> None:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
 
-def _gather(split: Split | MixedSplit, rows: list[int]) -> Batch:
+def read_rows(split: Split | MixedSplit, rows: list[int]) -> Batch:
+    """These rows of a split as a batch."""
     pairs = [split.row(row) for row in rows]
     input_ids = torch.from_numpy(np.stack([tokens for tokens, _ in pairs]))
     supervised = torch.from_numpy(np.stack([marks for _, marks in pairs]))

@@ -18,10 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tangolm.data.loader import evaluation_batches
+from tangolm.data.loader import check_split, evaluation_rows, read_rows
 from tangolm.data.mixture import MixedSplit
 from tangolm.data.questions import module_of
 from tangolm.data.shards import Split
+
+
+class Processes(Protocol):
+    """What evaluation needs of several processes: `tangolm.training.distributed.World` has it."""
+
+    def share(self, count: int) -> range: ...
+    def largest_share(self, count: int) -> int: ...
+    def sum(self, values: Tensor) -> Tensor: ...
 
 
 class Scorer(Protocol):
@@ -62,6 +70,7 @@ def evaluate(
     batch_size: int = 8,
     limit_rows: int | None = None,
     device: torch.device | str = "cpu",
+    processes: Processes | None = None,
 ) -> Evaluation:
     """Evaluate a model on a split, leaving no trace in the model.
 
@@ -71,28 +80,42 @@ def evaluate(
         batch_size: rows at a time; it does not change the result.
         limit_rows: take only so many rows, evenly spaced over the split (or over each part of it); None: all.
         device: where the model is.
+        processes: evaluate together with others, of which each reads its share of the rows; all get the whole result.
 
     Raises:
         ValueError: an empty split, rows without supervised tokens, or a limit or batch size below 1.
     """
     if isinstance(split, MixedSplit):
-        return _joint({name: evaluate(model, p, batch_size, limit_rows, device) for name, p in split.parts.items()})
-    rows: list[int] = []
-    sums, tokens, hits = [], [], []
+        return _joint(
+            {
+                name: evaluate(model, part, batch_size, limit_rows, device, processes)
+                for name, part in split.parts.items()
+            }
+        )
+    check_split(split, batch_size)
+    rows = evaluation_rows(split, limit_rows)
+    table = torch.zeros((len(rows), 3), dtype=torch.float64)  # of each row: nats, supervised tokens, hits
+    own = range(len(rows)) if processes is None else processes.share(len(rows))
+    longest = len(own) if processes is None else processes.largest_share(len(rows))
     training = model.training
     model.train(False)
     try:
         with torch.no_grad():
-            for batch in evaluation_batches(split, batch_size, limit_rows):
+            for start in range(own.start, own.start + longest, batch_size):
+                at = range(start, min(start + batch_size, own.start + longest))
+                counted = range(start, min(at.stop, own.stop))
+                # Every process makes the same passes, since a sharded model is gathered in each: another row fills a gap.
+                batch = read_rows(split, [rows[index] if index in counted else rows[0] for index in at])
                 documents = None if batch.document_ids is None else batch.document_ids.to(device)
                 score = model.score(batch.input_ids.to(device), batch.labels.to(device), document_ids=documents)
-                rows += batch.sample_ids.tolist()
-                sums.append(score.nll.to("cpu", torch.float64).sum(1).numpy())
-                tokens.append(score.counted.sum(1).cpu().numpy())
-                hits.append(score.correct.sum(1).cpu().numpy())
+                columns = score.nll.to("cpu", torch.float64).sum(1), score.counted.sum(1), score.correct.sum(1)
+                result = torch.stack([column.to("cpu", torch.float64) for column in columns], 1)
+                table[counted.start : counted.stop] = result[: len(counted)]
     finally:
         model.train(training)
-    sums, tokens, hits = np.concatenate(sums), np.concatenate(tokens), np.concatenate(hits)
+    if processes is not None:
+        processes.sum(table)
+    sums, tokens, hits = table[:, 0].numpy(), table[:, 1].long().numpy(), table[:, 2].long().numpy()
     if not tokens.any():
         raise ValueError(
             f"split {split.name!r} of {str(split.folder)!r} has no supervised tokens in {len(rows)} rows; take more"

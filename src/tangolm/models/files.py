@@ -12,6 +12,7 @@ from typing import Any
 
 import safetensors
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tangolm.config import ConfigError, from_dict, to_dict
 from tangolm.models.base import LanguageModel, ModelConfig
@@ -24,12 +25,19 @@ CONFIG = "config.json"
 
 def save_model(model: LanguageModel, folder: str | os.PathLike[str], tokenizer: str = "bytes") -> None:
     """Write the model into `folder`, made if missing: each file under a temporary name first, the configuration last."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_weights(model.config, tensors, folder, tokenizer)
+
+
+def save_weights(
+    config: ModelConfig, tensors: dict[str, Tensor], folder: str | os.PathLike[str], tokenizer: str
+) -> None:
+    """`save_model` of a model's state dict, contiguous and on the CPU."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, path / f"{WEIGHTS}.partial", metadata={"format": "pt"})
     os.replace(path / f"{WEIGHTS}.partial", path / WEIGHTS)
-    record = {"format": FORMAT, "tokenizer": tokenizer, "model": to_dict(model.config)}
+    record = {"format": FORMAT, "tokenizer": tokenizer, "model": to_dict(config)}
     (path / f"{CONFIG}.partial").write_text(json.dumps(record, indent=2) + "\n")
     os.replace(path / f"{CONFIG}.partial", path / CONFIG)
 

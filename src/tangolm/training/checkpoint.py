@@ -25,7 +25,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tangolm.config import ConfigError, from_dict
-from tangolm.models import LanguageModel, load_model, save_model
+from tangolm.models import LanguageModel, ModelConfig, load_model
+from tangolm.models.files import save_weights
+from tangolm.training.distributed import ALONE, World, like, whole
 from tangolm.training.durable import sync_file, sync_folder
 
 FORMAT = 1
@@ -85,20 +87,39 @@ def newest(root: Path) -> Path | None:
     return None
 
 
-def save(root: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, state: State, tokenizer: str) -> Path:
-    """Write the checkpoint of `state.step` into `root`; return its folder.
+def save(
+    root: Path,
+    model: LanguageModel,
+    optimizer: torch.optim.Optimizer,
+    state: State,
+    tokenizer: str,
+    world: World = ALONE,
+) -> Path:
+    """Write the checkpoint of `state.step` into `root`; return its folder. All processes call, the first one writes.
 
     Raises:
         CheckpointError: the disk refused; nothing that looks like a checkpoint is left of it.
     """
+    weights, moments = _gathered(model.state_dict(), world), _gathered(_optimizer_tensors(model, optimizer), world)
+    return world.on_first(lambda: _write(root, model.config, weights, moments, state, tokenizer))
+
+
+def _write(
+    root: Path,
+    config: ModelConfig,
+    weights: dict[str, torch.Tensor],
+    moments: dict[str, torch.Tensor],
+    state: State,
+    tokenizer: str,
+) -> Path:
     final = root / folder_name(state.step)
     temporary = root / f"{TEMPORARY}{final.name}-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        save_model(model, temporary, tokenizer)
-        save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
+        save_weights(config, weights, temporary, tokenizer)
+        save_file(moments, temporary / OPTIMIZER)
         files = sorted(path for path in temporary.iterdir())
         body = {
             "format": FORMAT,
@@ -164,16 +185,23 @@ def restore(folder: Path, model: LanguageModel, optimizer: torch.optim.Optimizer
     state = verify(folder)
     try:
         # Copied, not adopted: the memory of a loaded file is aligned differently, and products may then round differently.
-        model.load_state_dict(load_model(folder, impl=model.impl).state_dict())
+        weights = load_model(folder, impl=model.impl).state_dict()
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                tensor.copy_(like(weights[name], tensor))
         tensors = load_file(folder / OPTIMIZER)
     except (RuntimeError, safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(f"checkpoint {folder} does not fit this run: {error}") from error
-    names = _names(model, optimizer)
+    parameters, names = dict(model.named_parameters()), _names(model, optimizer)
     loaded = optimizer.state_dict()
     loaded["state"] = {}
     for index, name in enumerate(names):
         prefix = f"{name}."
-        own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        own = {
+            key.removeprefix(prefix): like(tensor, parameters[name]) if tensor.ndim else tensor
+            for key, tensor in tensors.items()
+            if key.startswith(prefix)
+        }
         if own:
             loaded["state"][index] = own
     if state.step and len(loaded["state"]) != len(names):
@@ -214,8 +242,18 @@ def _optimizer_tensors(model: LanguageModel, optimizer: torch.optim.Optimizer) -
     tensors = {}
     for index, values in optimizer.state_dict()["state"].items():
         for key, value in values.items():
-            tensors[f"{names[index]}.{key}"] = torch.as_tensor(value).detach().cpu().contiguous()
+            tensors[f"{names[index]}.{key}"] = torch.as_tensor(value)
     return tensors
+
+
+def _gathered(tensors: dict[str, torch.Tensor], world: World) -> dict[str, torch.Tensor]:
+    """Whole tensors on the CPU, in the first process; one at a time passes through the others."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor)
+        if world.first:
+            gathered[name] = full
+    return gathered
 
 
 def _sealed(body: dict[str, Any]) -> str:

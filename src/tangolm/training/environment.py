@@ -18,6 +18,7 @@ import torch
 
 import tangolm
 from tangolm.config import ConfigError
+from tangolm.training.distributed import ALONE, World
 from tangolm.training.run import RunConfig
 
 
@@ -49,8 +50,8 @@ class Place:
         return platform.processor() or platform.machine()
 
 
-def choose(config: RunConfig) -> Place:
-    """The device and precision that a run takes here.
+def choose(config: RunConfig, world: World = ALONE) -> Place:
+    """The device and precision that a run takes here; of several accelerators each process of a machine takes its own.
 
     Raises:
         ConfigError: a device or precision that this machine does not have.
@@ -71,11 +72,18 @@ def choose(config: RunConfig) -> Place:
         precision = "bf16" if bf16 and name != "cpu" else "float32"
     elif precision == "bf16" and not bf16:
         raise ConfigError(f"precision 'bf16' is not available on {name} here; precision='auto' takes one that is")
+    if name == "cuda" and world.size > 1:
+        if world.local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"process {world.rank} is number {world.local_rank} on its machine, which has {torch.cuda.device_count()} "
+                "GPUs; give torchrun --nproc-per-node that number at most"
+            )
+        return Place(torch.device(name, world.local_rank), precision)
     return Place(torch.device(name), precision)
 
 
-def describe(place: Place, impl: str, step: int) -> dict[str, Any]:
-    """The record of a start at `step`: versions, device, what "auto" became, git revision of this package."""
+def describe(place: Place, impl: str, step: int, world: World, parallel: str) -> dict[str, Any]:
+    """The record of a start at `step`: versions, device, processes, what "auto" became, git revision of this package."""
     return {
         "tangolm": tangolm.__version__,
         "git_revision": git_revision(),
@@ -89,6 +97,8 @@ def describe(place: Place, impl: str, step: int) -> dict[str, Any]:
         "precision": place.precision,
         "impl": impl,
         "threads": torch.get_num_threads(),
+        "processes": world.size,
+        "parallel": parallel if world.size > 1 else None,
         "step": step,
     }
 

@@ -27,20 +27,25 @@ WARMUP_UPDATES = 3  # the first updates of a process allocate, compile and fill 
 class MetricsWriter:
     """Appends records; each is flushed, so that a reader (or a killed run) loses a part of the last line at most."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
+    def __init__(self, path: Path | None) -> None:
+        """None: write nothing, as a process that is not the first."""
+        self._file = None if path is None else open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115 (see `close`)
 
     def write(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
 
     def sync(self) -> None:
         """Wait until the lines are on the disk: a checkpoint must not be newer than its metrics."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ RESOLVE = {ModelConfig: config_class}
 PEAK_LR = {"mini": 2e-3, "70m": 6e-4, "160m": 4e-4, "410m": 3e-4}
 LONGEST, MOST_EPOCHS = 2**50, 1_000_000  # of a run; beyond is a slip of the hand
 EVALUATIONS = 10  # a run that says nothing about it is evaluated this often
-FREE = ("data",)  # fields that decide no number: a run goes on where they differ
+FREE = ("data", "parallel")  # fields that decide no number: a run goes on where they differ
 
 
 class Budget(NamedTuple):
@@ -55,8 +55,8 @@ class RunConfig:
         data_sha256: of the folder's manifest, which holds the hashes of all shards; of a mixture, of what it is made of.
         tokenizer: the one that the data was prepared with.
         optimizer: AdamW and its schedule.
-        batch_size: sequences of an optimizer step.
-        micro_batch: sequences of one forward and backward pass; None: the whole batch.
+        batch_size: sequences of an optimizer step, over all processes.
+        micro_batch: sequences of one forward and backward pass of a process; None: all that it has of the batch.
         steps, tokens, epochs: length of the run, exactly one: optimizer steps; at most so many tokens in whole batches;
             passes over the training split, the parts of a mixture taken together (the last step is smaller where the batch
             does not divide them).
@@ -69,6 +69,7 @@ class RunConfig:
         precision: "bf16" is autocast over float32 weights; "auto" takes it on a GPU that has it.
         impl: implementation of the tokens' interaction, "auto" takes the fastest.
         compile: train on `torch.compile`d passes.
+        parallel: how several processes hold the model: "ddp" all of it each, "fsdp" a share each (`training.distributed`).
         recompute: form most activations again in the backward pass, for less memory (`LanguageModel.recompute`).
 
     Raises:
@@ -94,6 +95,7 @@ class RunConfig:
     precision: Literal["auto", "float32", "bf16"] = "auto"
     impl: str = "auto"
     compile: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -207,8 +209,8 @@ def run_config(
     return override(config_from_dict({**base, **_plain(fields)}), overrides, resolve=RESOLVE)
 
 
-def open_data(config: RunConfig, split: str) -> Split | MixedSplit:
-    """A split of the run's data, every shard hashed.
+def open_data(config: RunConfig, split: str, verify: bool = True) -> Split | MixedSplit:
+    """A split of the run's data, every shard hashed unless another process of this machine does it.
 
     Raises:
         ValueError: data other than the run was configured for, an empty split, or a damaged shard, by name.
@@ -232,7 +234,8 @@ def open_data(config: RunConfig, split: str) -> Split | MixedSplit:
     for part in opened.parts.values() if isinstance(opened, MixedSplit) else [opened]:
         if part.rows == 0:
             raise ValueError(f"data {part.folder}: the {split} split has no rows; prepare more text")
-    opened.verify()
+    if verify:
+        opened.verify()
     return opened
 
 

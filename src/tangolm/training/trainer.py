@@ -1,12 +1,13 @@
-"""The training loop: one process, one device.
+"""The training loop, in one process or in several (`distributed`), each on its device.
 
-Each step takes the next `batch_size` sequences of an order that the data seed fixes. On a schedule of optimizer steps the
-development split is evaluated (without a trace in training) and a checkpoint saved; the one with the lowest development NLL
-and the last one are kept. A run goes on from any checkpoint to the same bits.
+Each step takes the next `batch_size` sequences of an order that the data seed fixes; of them each process takes its share.
+On a schedule of optimizer steps the development split is evaluated (without a trace in training) and a checkpoint saved; the
+one with the lowest development NLL and the last one are kept. A run goes on from any checkpoint to the same bits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -20,13 +21,14 @@ from typing import Any, Literal
 import torch
 
 from tangolm.config import to_dict
-from tangolm.data.loader import Loader
+from tangolm.data.loader import Batch, Loader
 from tangolm.data.mixture import MixedSplit
 from tangolm.data.shards import Split
 from tangolm.evaluation.nll import evaluate
 from tangolm.models import LanguageModel, build_model
-from tangolm.training import checkpoint, environment
+from tangolm.training import checkpoint, distributed, environment
 from tangolm.training.checkpoint import State
+from tangolm.training.distributed import ALONE, ElsewhereError, Parallel, World, local
 from tangolm.training.durable import locked, write_json
 from tangolm.training.metrics import MetricsWriter, drop_after, median_update_seconds
 from tangolm.training.optim import build_optimizer, learning_rate
@@ -98,24 +100,40 @@ def train(
         ValueError: a configuration, data folder or run folder that does not fit; a shard or checkpoint that is damaged.
         TrainingError: a loss, gradient or weight that is not finite; no checkpoint is made of it.
     """
-    if stop_after is not None and stop_after < 1:
-        raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
     folder = Path(out)
-    if Run.exists(folder):
-        if not resume:
-            raise ValueError(f"out {str(folder)!r} already holds a run; go on with --resume, or name another folder")
-        check_same(config, to_dict(Run(folder).config), f"the run in {str(folder)!r}")
-    place = environment.choose(config)
-    splits = open_data(config, "train"), open_data(config, "dev")
-    budget = config.budget(splits[0].rows)
-    model = build_model(config.model, config.model_seed, config.impl).to(place.device)
-    try:
-        claim(folder)
-        with locked(folder):
-            trainer = Trainer(Run.create(folder, config), config, place, model, splits, budget)
+    with distributed.joined() as world, contextlib.ExitStack() as held:
+
+        def check() -> environment.Place:
+            if stop_after is not None and stop_after < 1:
+                raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
+            if Run.exists(folder):
+                if not resume:
+                    raise ValueError(
+                        f"out {str(folder)!r} already holds a run; go on with --resume, or name another folder"
+                    )
+                check_same(config, to_dict(Run(folder).config), f"the run in {str(folder)!r}")
+            place = environment.choose(config, world)
+            distributed.check_parallel(config.parallel, world, place.device, config.batch_size)
+            return place
+
+        def claim_and_create() -> None:
+            claim(folder)
+            held.enter_context(locked(folder))
+            Run.create(folder, config)
+
+        place = world.agree(check)
+        verify = world.local_rank == 0
+        splits = world.agree(lambda: (open_data(config, "train", verify), open_data(config, "dev", verify)))
+        budget = config.budget(splits[0].rows)
+        model = build_model(config.model, config.model_seed, config.impl)
+        if config.parallel != "fsdp":  # sharding moves a share, of a model that the device may not hold
+            model = model.to(place.device)
+        try:
+            world.on_first(claim_and_create)
+            trainer = Trainer(world.agree(lambda: Run(folder)), config, place, model, splits, budget, world)
             return trainer.run_steps(trainer.begin(), stop_after, progress)
-    except OSError as error:
-        raise TrainingError(f"run {folder}: {error}; mend that and go on with --resume") from error
+        except OSError as error:
+            raise TrainingError(f"run {folder}: {error}; mend that and go on with --resume") from error
 
 
 class Trainer:
@@ -129,21 +147,21 @@ class Trainer:
         model: LanguageModel,
         splits: tuple[Split | MixedSplit, Split | MixedSplit],
         budget: Budget,
+        world: World = ALONE,
     ) -> None:
         self.run, self.config, self.place, self.model, self.budget = run, config, place, model, budget
+        self.world = world
         self.dev = splits[1]
         self.loader = Loader(splits[0], config.batch_size, config.data_seed)
-        self.optimizer = build_optimizer(model, config.optimizer)
         model.recompute(config.recompute)
-        self.passes: Any = torch.compile(model) if config.compile else model
+        self.parallel = Parallel(model, world, config.parallel, place.device, config.compile)
+        self.optimizer = build_optimizer(model, config.optimizer)  # behind sharding, which replaces the parameters
         self.rotates = getattr(config.model, "segments", 1) > 1
         self.notes: list[str] = []
         self.last_nll: float | None = None
 
     def begin(self) -> State:
         """Restore the last whole checkpoint of this run, or start at step 0; note what had to be passed over."""
-        root = self.run.checkpoints
-        checkpoint.clean(root)
         state = State(
             step=0,
             samples=0,
@@ -153,32 +171,57 @@ class Trainer:
             run_id=self.config.run_id,
             run=to_dict(self.config),
         )
-        damaged: list[Path] = []
+        found = self.world.on_first(self._newest_whole)
+        if found is not None:
+            restored = self.world.agree(lambda: checkpoint.restore(found, self.model, self.optimizer))
+            state = replace(restored, run=to_dict(self.config))
+            self.notes.append(f"going on from {found.name}")
+        record = environment.describe(self.place, self.model.impl, state.step, self.world, self.config.parallel)
+        self.world.on_first(lambda: self._record_start(record, state))
+        self.notes.append(f"{record['device']} ({record['device_name']}), {record['precision']}, impl {record['impl']}")
+        self.notes.append(self._division())
+        return state
+
+    def _newest_whole(self) -> Path | None:
+        """The newest whole checkpoint of this run; what is passed over is noted."""
+        root = self.run.checkpoints
+        checkpoint.clean(root)
         found = checkpoint.checkpoints(root)
         for folder in reversed(found):
             try:
                 check_same(self.config, checkpoint.read_state(folder).run, f"checkpoint {folder}")
-                restored = checkpoint.restore(folder, self.model, self.optimizer)
+                self._check_best(root, checkpoint.verify(folder))
             except checkpoint.CheckpointError as error:
-                damaged.append(folder)
                 self.notes.append(f"passed over: {error}")
                 continue
-            state = replace(restored, run=to_dict(self.config))
-            self.notes.append(f"going on from {folder.name}")
-            self._check_best(root, state)
-            break
-        else:
-            if found:
-                raise checkpoint.CheckpointError(
-                    f"no whole checkpoint is left: {self.notes[0].removeprefix('passed over: ')}"
-                )
+            return folder
+        if found:
+            raise checkpoint.CheckpointError(
+                f"no whole checkpoint is left: {self.notes[0].removeprefix('passed over: ')}"
+            )
+        return None
+
+    def _record_start(self, record: dict[str, Any], state: State) -> None:
+        """Leave in the run's folder what this start is, and no record of steps that are going to be taken again."""
         drop_after(self.run.metrics_path, state.step)
         earlier = self.run.environment()
-        record = environment.describe(self.place, self.model.impl, state.step)
         history = [*earlier.pop("earlier"), earlier] if earlier else []
         write_json(self.run.folder / "environment.json", {**record, "earlier": history})
-        self.notes.append(f"{record['device']} ({record['device_name']}), {record['precision']}, impl {record['impl']}")
-        return state
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one pass of a process."""
+        return self.config.micro_batch or self.world.largest_share(self.config.batch_size)
+
+    def _division(self) -> str:
+        """How a batch is divided, in words."""
+        size, batch = self.world.size, self.config.batch_size
+        share = self.world.largest_share(batch)
+        passes = -(-share // self.micro_batch)
+        text = f"batch of {batch} sequences in {passes} passes of up to {min(share, self.micro_batch)}"
+        if size == 1:
+            return text
+        return f"{text} on each of {size} processes ({self.config.parallel})"
 
     def _check_best(self, root: Path, state: State) -> None:
         """Say so now if the best checkpoint is lost: the run can go on, but its selection may fail at the end."""
@@ -194,12 +237,15 @@ class Trainer:
         stop_at = steps if stop_after is None else min(steps, state.step + stop_after)
         saved = state.step if checkpoint.newest(self.run.checkpoints) else None
         records: list[dict[str, Any]] = []
-        metrics = MetricsWriter(self.run.metrics_path)
+        metrics = MetricsWriter(self.run.metrics_path if self.world.first else None)
         try:
-            with Signals() as signals, Display(steps, state.step, progress) as display:
+            with (
+                Signals(self.world) as signals,
+                Display(steps, state.step, progress and self.world.first) as display,
+            ):
                 for note in self.notes:
                     display.note(note)
-                while state.step < stop_at and signals.received is None:
+                while state.step < stop_at and signals.agreed() is None:
                     state, record = self.step(state)
                     metrics.write(record)
                     records.append(record)
@@ -219,7 +265,7 @@ class Trainer:
                 if saved != state.step:
                     metrics.sync()
                     self.save(state)
-                return self._result(state, signals.received, records)
+                return self._result(state, signals.agreed(), records)
         finally:
             metrics.close()
 
@@ -228,7 +274,7 @@ class Trainer:
         config = self.config
         number = state.step + 1
         count = min(config.batch_size, self.budget.samples - state.samples)
-        batch = self.loader.batch(state.samples, count)
+        batch, passes = self._own(state.samples, count)
         lr = learning_rate(config.optimizer, number, self.budget.steps)
         if self.rotates:
             self.model.rotate(number)
@@ -236,14 +282,14 @@ class Trainer:
         started = time.perf_counter()
         try:
             done = update(
-                self.passes,
+                self.parallel,
                 self.optimizer,
                 batch,
                 lr=lr,
                 clip=config.optimizer.clip,
-                micro_batch=config.micro_batch or config.batch_size,
-                device=self.place.device,
-                precision=self.place.autocast,
+                micro_batch=self.micro_batch,
+                place=self.place,
+                passes=passes,
             )
         except NonFinite as error:
             raise self._diverged(
@@ -251,7 +297,7 @@ class Trainer:
             ) from error
         self.place.synchronise()
         seconds = time.perf_counter() - started
-        tokens = batch.input_ids.numel()
+        tokens = count * config.model.context
         state = replace(state, step=number, samples=state.samples + count, tokens=state.tokens + done.tokens)
         return state, {
             "kind": "train",
@@ -266,12 +312,23 @@ class Trainer:
             "tokens_per_s": tokens / seconds,
         }
 
+    def _own(self, first: int, count: int) -> tuple[Batch, int]:
+        """This process's share of the samples of a step, and the passes that every process makes of its own."""
+        share = self.world.share(count)
+        passes = -(-self.world.largest_share(count) // self.micro_batch)
+        if share:
+            return self.loader.batch(first + share.start, len(share)), passes
+        idle = self.loader.batch(first, 1)
+        return replace(idle, labels=torch.full_like(idle.labels, -100)), passes
+
     def evaluate(self, state: State) -> tuple[State, dict[str, Any]]:
         """Development NLL; the state with the best so far, and the record."""
         if self.rotates:
             self.model.rotate(0)
         with self.place.autocast():
-            result = evaluate(self.model, self.dev, EVALUATION_BATCH, self.config.evaluation_rows, self.place.device)
+            result = evaluate(
+                self.model, self.dev, EVALUATION_BATCH, self.config.evaluation_rows, self.place.device, self.world
+            )
         if not math.isfinite(result.nll):
             raise self._diverged(state.step, f"development NLL is {result.nll}")
         best = state.best_nll is None or result.nll < state.best_nll
@@ -292,16 +349,21 @@ class Trainer:
 
     def save(self, state: State) -> None:
         """Save a checkpoint, then remove all but it and the best one."""
-        for name, parameter in self.model.named_parameters():
-            # The loss of the next step would show it, but by then it would have been saved as good.
-            if not bool(parameter.isfinite().all()):
+        # The loss of the next step would show what is not finite, but by then it would have been saved as good.
+        parameters = dict(self.model.named_parameters())
+        wrong = torch.stack([(~local(parameter).isfinite()).any().cpu() for parameter in parameters.values()])
+        for name, count in zip(parameters, self.world.sum(wrong.long()).tolist(), strict=True):
+            if count:
                 raise self._diverged(state.step, f"parameter {name} is not finite")
         root = self.run.checkpoints
-        last = checkpoint.save(root, self.model, self.optimizer, state, self.config.tokenizer)
+        last = checkpoint.save(root, self.model, self.optimizer, state, self.config.tokenizer, self.world)
         best = last if state.best_step is None else root / checkpoint.folder_name(state.best_step)
-        checkpoint.rotate(root, (last, best))
+        self.world.on_first(lambda: checkpoint.rotate(root, (last, best)))
 
-    def _diverged(self, step: int, what: str) -> TrainingError:
+    def _diverged(self, step: int, what: str) -> ValueError:
+        """What every process meets at the same step, and the first one tells."""
+        if not self.world.first:
+            return ElsewhereError(what)
         good = checkpoint.newest(self.run.checkpoints)
         last = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
         return TrainingError(
@@ -331,10 +393,15 @@ class Trainer:
 
 
 class Signals:
-    """Remembers the first SIGINT or SIGTERM instead of dying of it; a second one acts as ever. Idle off the main thread."""
+    """Remembers the first SIGINT or SIGTERM instead of dying of it. Idle off the main thread.
 
-    def __init__(self) -> None:
+    A second one acts as ever, but not under `torchrun`: that passes on what the terminal has sent to all already.
+    """
+
+    def __init__(self, world: World = ALONE) -> None:
         self.received: int | None = None
+        self._world = world
+        self._patient = "TORCHELASTIC_RUN_ID" in os.environ
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -348,7 +415,14 @@ class Signals:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        self._restore()
+        if not self._patient:
+            self._restore()
+
+    def agreed(self) -> int | None:
+        """The signal that any process has received."""
+        seen = [int(self.received == number) for number in (signal.SIGINT, signal.SIGTERM)]
+        interrupted, terminated = self._world.sum(torch.tensor(seen)).tolist()
+        return signal.SIGINT if interrupted else signal.SIGTERM if terminated else None
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -2,22 +2,23 @@
 
 With pieces p of n_p supervised tokens each, n = sum n_p:    loss = sum_p (n_p / n) * loss_p
 
-so that accumulation gives the gradient of the whole batch, however unevenly the tokens lie.
+so that accumulation gives the gradient of the whole batch, however unevenly the tokens lie. Over several processes the pieces
+are those of all, of which each has some; all make the same number of passes, a process with fewer pieces some without a loss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tangolm.data.loader import Batch
 from tangolm.models import supervised
+from tangolm.training.distributed import Parallel, whole
+from tangolm.training.environment import Place
 
 
 class NonFinite(ValueError):
@@ -34,35 +35,35 @@ class Update:
 
 
 def update(
-    model: Callable[..., Any],
+    parallel: Parallel,
     optimizer: torch.optim.Optimizer,
     batch: Batch,
     *,
     lr: float,
     clip: float | None,
     micro_batch: int,
-    device: torch.device,
-    precision: Callable[[], AbstractContextManager[Any]],
+    place: Place,
+    passes: int | None = None,
 ) -> Update:
     """Take one optimizer step on a batch.
 
     Args:
-        model: called as a `LanguageModel`; a compiled one is too.
+        parallel: the model, of which every process takes the step.
         optimizer: over its parameters; gradients are zeroed first.
-        batch: sequences of the whole step, on the CPU.
+        batch: this process's sequences of the step, on the CPU.
         lr: learning rate of this step.
         clip: largest norm of the gradient; None: no clipping.
         micro_batch: sequences of one forward and backward pass.
-        device: where the model is.
-        precision: a context for the forward passes, such as autocast.
+        place: device and precision.
+        passes: forward and backward passes that every process makes; None: as many as the batch needs.
 
     Raises:
-        NonFinite: before the weights are touched.
+        NonFinite: before the weights are touched, in every process.
     """
     optimizer.zero_grad(set_to_none=True)
-    loss, tokens = accumulate(model, batch, micro_batch=micro_batch, device=device, precision=precision)
+    loss, tokens = accumulate(parallel, batch, micro_batch=micro_batch, place=place, passes=passes)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    grad_norm = float(nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip))
+    grad_norm = float(whole(nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)))
     for name, value in (("loss", loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             raise NonFinite(f"{name} is {value}")
@@ -73,33 +74,49 @@ def update(
 
 
 def accumulate(
-    model: Callable[..., Any],
+    parallel: Parallel,
     batch: Batch,
     *,
     micro_batch: int,
-    device: torch.device,
-    precision: Callable[[], AbstractContextManager[Any]],
+    place: Place,
+    passes: int | None = None,
 ) -> tuple[float, int]:
-    """Add the gradient of the batch's mean NLL to the parameters; return that mean and its supervised tokens."""
+    """Add the gradient of the mean NLL over the batches of all processes to the parameters.
+
+    Returns:
+        That mean, and its supervised tokens.
+    """
     pieces = list(_pieces(batch, micro_batch))
+    while passes is not None and len(pieces) < passes:
+        pieces.append(_silent(pieces[0]))
     counts = [int(supervised(labels, document_ids=document_ids).sum()) for _, labels, document_ids in pieces]
-    tokens = sum(counts)
-    total = torch.zeros((), dtype=torch.float32, device=device)
-    for (input_ids, labels, document_ids), count in zip(pieces, counts, strict=True):
-        with precision():
-            output = model(
-                input_ids.to(device),
-                labels=labels.to(device),
-                document_ids=None if document_ids is None else document_ids.to(device),
-            )
-        loss = output.loss * (count / max(1, tokens))
-        loss.backward()
+    tokens = int(parallel.world.sum(torch.tensor(sum(counts))))
+    total = torch.zeros((), dtype=torch.float32, device=place.device)
+    for number, ((input_ids, labels, document_ids), count) in enumerate(zip(pieces, counts, strict=True), start=1):
+        with parallel.exchanging(last=number == len(pieces)):
+            with place.autocast():
+                output = parallel.passes(
+                    input_ids.to(place.device),
+                    labels=labels.to(place.device),
+                    document_ids=None if document_ids is None else document_ids.to(place.device),
+                )
+            loss = output.loss * (count / max(1, tokens))
+            (loss * parallel.world.size).backward()  # what is exchanged is averaged, and the loss is a sum
         total += loss.detach()
-    return float(total), tokens
+    return float(parallel.world.sum(total.to("cpu", torch.float64))), tokens
 
 
-def _pieces(batch: Batch, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+Piece = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _pieces(batch: Batch, size: int) -> Iterator[Piece]:
     for start in range(0, batch.input_ids.shape[0], size):
         rows = slice(start, start + size)
         documents = None if batch.document_ids is None else batch.document_ids[rows]
         yield batch.input_ids[rows], batch.labels[rows], documents
+
+
+def _silent(piece: Piece) -> Piece:
+    """The first sequence of a piece with nothing to predict: its gradient is zero."""
+    input_ids, labels, documents = piece
+    return input_ids[:1], torch.full_like(labels[:1], -100), None if documents is None else documents[:1]
