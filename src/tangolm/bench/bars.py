@@ -38,7 +38,7 @@ def judge(bars: Iterable[Bar], options: Any, rows: dict[str, Any]) -> list[tuple
         if all(getattr(options, name) == value for name, value in bar.where) and all(row in rows for row in bar.rows):
             got = bar.ratio(*(rows[row] for row in bar.rows))
             met = got is not None and (got <= bar.limit if bar.at_most else got >= bar.limit)
-            figure = "n/a" if got is None else f"{got:.3f}"
+            figure = "n/a" if got is None else f"{got:.3g}"
             sign = "<=" if bar.at_most else ">="
             found.append((f"{'met' if met else 'MISSED'}: {bar.what} {figure} {sign} {bar.limit}", met))
     if not found:

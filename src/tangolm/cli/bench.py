@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tangolm.bench import bars, decode, head, op, train
+from tangolm.bench import bars, decode, head, op, processes, train
 from tangolm.cli.app import Commands, Json, items, print_json
 
-DEFAULT, HEAD = op.Options(), head.Options()
+DEFAULT, HEAD, PROCESSES = op.Options(), head.Options(), processes.Options()
 Models = Annotated[str, typer.Argument(help="Comma-separated; the others are compared with the first.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit code 1 where a bar set for these sizes is missed.")]
 Out = Annotated[Path | None, typer.Option(help="Also write the result as JSON to this file.")]
@@ -26,8 +26,8 @@ class Benchmarks(Commands):
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=Benchmarks, help="Measure speed and memory, correctness first.")
-    for name, command in (("op", bench_op), ("train", bench_train), ("decode", bench_decode), ("head", bench_head)):
-        group.command(name)(command)
+    for command in (bench_op, bench_train, bench_decode, bench_head, bench_processes):
+        group.command(command.__name__.removeprefix("bench_"))(command)
     app.add_typer(group, name="bench")
 
 
@@ -111,6 +111,26 @@ def bench_head(
     _show(result.to_dict(), head.render(result), out, json)
     if check:
         _judge(head.BARS, options, {"head": result})
+
+
+def bench_processes(
+    model: Annotated[str, typer.Argument(help="Preset.")] = PROCESSES.model,
+    count: Annotated[int, typer.Option("--processes", help="How many, against one.")] = PROCESSES.processes,
+    parallel: Annotated[str, typer.Option(help="How they hold the model: ddp or fsdp.")] = PROCESSES.parallel,
+    tokens: Annotated[int, typer.Option(help="T.")] = PROCESSES.tokens,
+    batch: Annotated[int, typer.Option(help="B, sequences of all processes.")] = PROCESSES.batch,
+    steps: Annotated[int, typer.Option(help="Of each run.")] = PROCESSES.steps,
+    repeats: Annotated[int, typer.Option(help="Rounds, of which medians are given.")] = PROCESSES.repeats,
+    check: Check = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Training in several processes against one, on this machine's cores: tokens a second, and the losses beside."""
+    options = processes.Options(model, count, parallel, tokens, batch, steps, repeats)  # pyright: ignore[reportArgumentType]
+    result = processes.run(options)
+    _show(result.to_dict(), processes.render(result), out, json)
+    if check:
+        _judge(processes.BARS, options, {"processes": result})
 
 
 def _show(data: dict[str, Any], lines: list[str], out: Path | None, json: bool) -> None:
