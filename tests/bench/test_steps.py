@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tangolm.bench import bars, decode, head, train
+from tangolm.bench import bars, decode, growth, head, processes, train
 from tangolm.bench.bars import Bar
 from tangolm.cli import main
 from tangolm.models import preset
@@ -21,7 +21,7 @@ from tangolm.models import preset
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Product rates in a moment, peak memory without processes, models of one application."""
     monkeypatch.setattr("tangolm.bench.machine.PRODUCT", 64)
-    for module in (train, head):
+    for module in (train, head, growth):
         monkeypatch.setattr(module, "extra_peak_bytes", lambda *_: 1000)
     for module in (train, decode):
         monkeypatch.setattr(
@@ -126,3 +126,48 @@ def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(path.read_text())["rows"][0]["model"] == "tango-mini-d4@8"
     assert "| tango-mini-d4@8 |" in capsys.readouterr().out
     assert main(["bench", "head", "--tokens", "9", "--width", "4", "--vocabulary", "11", "--check"]) == 2
+
+
+def test_growth_with_the_length(tmp_path: Path) -> None:
+    for form in ("windowed", "full"):
+        options = ["--lengths", "64,128", "--heads", "1", "--gate-width", "16", "--repeats", "1"]
+        assert main(["bench", "growth", form, *options, "--out", str(tmp_path / f"{form}.json")]) == 0
+    record = json.loads((tmp_path / "windowed.json").read_text())
+    first, second = record["rows"]
+    assert (first["tokens"], second["tokens"], first["time_ratio"]) == (64, 128, None)
+    assert second["time_ratio"] == pytest.approx(second["seconds"] / first["seconds"])
+    files = [str(tmp_path / f"{form}.json") for form in ("windowed", "full")]
+    assert main(["bench", "plot", *files, "--out", str(tmp_path / "growth.svg")]) == 0
+    assert "windowed, H 1, E 16" in (tmp_path / "growth.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["growth", "--lengths", "64,100"], "lengths must be at least two, each twice the one before"),
+        (["growth", "--lengths", "64,x"], "--lengths must be whole numbers"),
+        (["growth", "sideways"], "form must be windowed or full, got 'sideways'"),
+        (["plot", "missing.json", "--out", "a.svg"], "missing.json cannot be read as a result"),
+        (["plot", "missing.json", "--out", "a.txt"], "must end in .svg, .png or .pdf"),
+        (["processes", "--processes", "1"], "processes must be at least 2, got 1"),
+        (["processes", "--steps", "4"], "steps must be above 4, got 4"),
+    ],
+)
+def test_what_growth_and_processes_refuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_wrong_averages_have_no_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = growth.ops.aggregate_gates
+    monkeypatch.setattr(growth.ops, "aggregate_gates", lambda *a, **k: right(*a, **k) * (1 + (k["impl"] == "auto")))
+    with pytest.raises(ValueError, match="differs from the reference form"):
+        growth.run(growth.Options(lengths=(64, 128), heads=1, gate_width=8, repeats=1))
+
+
+@pytest.mark.slow
+def test_processes_train_alike() -> None:
+    result = processes.run(processes.Options(batch=2, steps=5, repeats=1))
+    assert result.difference < 1e-6
+    assert all(rate > 0 for rate in result.tokens_per_s)
+    assert bars.judge(processes.BARS, result.options, {"processes": result})[0][1]

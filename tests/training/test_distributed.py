@@ -195,7 +195,16 @@ def wait_for(condition: Any, seconds: float = 120) -> None:
 def test_a_process_that_dies_ends_the_run_with_a_message(sums: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = ["--preset", "tango-mini-d4", "--steps", "100000", "--batch-size", "4"]
-    arguments += ["--set", "model.depth=2", "--set", "model.gated_width=96", "--set", "device=cpu", "--set", "checkpoint_every=5"]
+    arguments += [
+        "--set",
+        "model.depth=2",
+        "--set",
+        "model.gated_width=96",
+        "--set",
+        "device=cpu",
+        "--set",
+        "checkpoint_every=5",
+    ]
     with started(2, "tangolm", "train", *arguments, "--data", sums, "--out", run) as child:
         wait_for(lambda: Run.exists(run) and any(run.glob("checkpoints/step-*")))
         os.kill(workers(child.pid)[1], signal.SIGKILL)

@@ -16,7 +16,7 @@ class Bar:
         rows: the models it is of; the bar is judged where all of them were measured.
         ratio: of those rows; None where the system does not say.
         limit: to reach, from above where `at_most`.
-        where: further conditions on the options, such as tokens and batch.
+        where: further conditions on the options, fields and their values.
     """
 
     what: str
@@ -24,7 +24,7 @@ class Bar:
     ratio: Callable[..., float | None]
     limit: float
     at_most: bool = False
-    where: tuple[tuple[str, int], ...] = ()
+    where: tuple[tuple[str, Any], ...] = ()
 
 
 def judge(bars: Iterable[Bar], options: Any, rows: dict[str, Any]) -> list[tuple[str, bool]]:

@@ -188,7 +188,7 @@ def naive_average(query: Tensor, key: Tensor, gate: Tensor, temperature: Tensor,
 
 def prepare_ours(options: Options) -> Callable[[], object]:
     """Inputs as a model has them, [B, T, H, ..], and the call: forward and backward."""
-    query, key, gate, temperature, grad = _inputs(options, head_major=False)
+    query, key, gate, temperature, grad = inputs(options, head_major=False)
 
     def call() -> tuple[Tensor, ...]:
         average = ops.aggregate_gates(query, key, gate, temperature, impl=options.impl)
@@ -199,7 +199,7 @@ def prepare_ours(options: Options) -> Callable[[], object]:
 
 def prepare_naive(options: Options) -> Callable[[], object]:
     """Inputs as the naive form likes them, [B, H, T, ..], and the call: forward and backward."""
-    query, key, gate, temperature, grad = _inputs(options, head_major=True)
+    query, key, gate, temperature, grad = inputs(options, head_major=True)
     temperature = temperature.detach().to(gate.dtype).requires_grad_()
     hidden = torch.ones((options.tokens, options.tokens), dtype=torch.bool).triu(1)
 
@@ -265,7 +265,7 @@ def shortfalls(result: OpResult) -> list[str]:
     return found
 
 
-def _inputs(options: Options, *, head_major: bool) -> tuple[Tensor, ...]:
+def inputs(options: Options, *, head_major: bool) -> tuple[Tensor, ...]:
     """Query, key, gate, temperature and the output's gradient, made in place so that no higher peak remains."""
     batch, heads, tokens, key_width, gate_width = options.shape
     outer = (batch, heads, tokens) if head_major else (batch, tokens, heads)

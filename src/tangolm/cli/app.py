@@ -37,6 +37,18 @@ def items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
+def whole_numbers(text: str, option: str) -> list[int]:
+    """The items of a comma-separated option as whole numbers.
+
+    Raises:
+        ValueError: naming the option, where one is not.
+    """
+    try:
+        return [int(item) for item in items(text)]
+    except ValueError:
+        raise ValueError(f"{option} must be whole numbers, comma-separated, got {text!r}") from None
+
+
 def print_json(data: Any) -> None:
     """JSON alone on stdout."""
     print(json.dumps(data, indent=2, allow_nan=False))

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tangolm.bench import bars, decode, head, op, processes, train
-from tangolm.cli.app import Commands, Json, items, print_json
+from tangolm.bench import bars, decode, growth, head, op, processes, train
+from tangolm.cli.app import Commands, Json, items, print_json, whole_numbers
+from tangolm.report import write_growth
 
-DEFAULT, HEAD, PROCESSES = op.Options(), head.Options(), processes.Options()
+DEFAULT, HEAD, GROWTH, PROCESSES = op.Options(), head.Options(), growth.Options(), processes.Options()
 Models = Annotated[str, typer.Argument(help="Comma-separated; the others are compared with the first.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit code 1 where a bar set for these sizes is missed.")]
 Out = Annotated[Path | None, typer.Option(help="Also write the result as JSON to this file.")]
@@ -26,8 +27,9 @@ class Benchmarks(Commands):
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=Benchmarks, help="Measure speed and memory, correctness first.")
-    for command in (bench_op, bench_train, bench_decode, bench_head, bench_processes):
+    for command in (bench_op, bench_train, bench_decode, bench_head, bench_growth, bench_processes):
         group.command(command.__name__.removeprefix("bench_"))(command)
+    group.command("plot")(bench_plot)
     app.add_typer(group, name="bench")
 
 
@@ -113,6 +115,28 @@ def bench_head(
         _judge(head.BARS, options, {"head": result})
 
 
+def bench_growth(
+    form: Annotated[str, typer.Argument(help="windowed or full.")] = GROWTH.form,
+    lengths: Annotated[str, typer.Option(help="T, comma-separated, each twice the one before.")] = ",".join(
+        map(str, GROWTH.lengths)
+    ),
+    heads: Annotated[int, typer.Option(help="H.")] = GROWTH.heads,
+    key_width: Annotated[int, typer.Option(help="D, channels of a head's query and key.")] = GROWTH.key_width,
+    gate_width: Annotated[int, typer.Option(help="E, gate channels of a head.")] = GROWTH.gate_width,
+    repeats: Annotated[int, typer.Option(help="Rounds, of which medians are given.")] = GROWTH.repeats,
+    check: Check = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """How time and memory of the gate averaging, forward and backward, grow with T."""
+    numbers = tuple(whole_numbers(lengths, "--lengths"))
+    options = growth.Options(form, numbers, heads, key_width, gate_width, repeats)  # pyright: ignore[reportArgumentType]
+    result = growth.run(options)
+    _show(result.to_dict(), growth.render(result), out, json)
+    if check:
+        _judge(growth.BARS, options, {"growth": result})
+
+
 def bench_processes(
     model: Annotated[str, typer.Argument(help="Preset.")] = PROCESSES.model,
     count: Annotated[int, typer.Option("--processes", help="How many, against one.")] = PROCESSES.processes,
@@ -131,6 +155,14 @@ def bench_processes(
     _show(result.to_dict(), processes.render(result), out, json)
     if check:
         _judge(processes.BARS, options, {"processes": result})
+
+
+def bench_plot(
+    results: Annotated[list[Path], typer.Argument(help="Files that `bench growth --out` wrote.")],
+    out: Annotated[Path, typer.Option(help="The drawing: .svg, .png or .pdf.")],
+) -> None:
+    """Draw time and memory against T."""
+    print(f"drawing: {write_growth(results, out)}")
 
 
 def _show(data: dict[str, Any], lines: list[str], out: Path | None, json: bool) -> None:

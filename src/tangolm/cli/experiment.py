@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tangolm.cli.app import Commands, Json, items, print_json, progress
+from tangolm.cli.app import Commands, Json, items, print_json, progress, whole_numbers
 from tangolm.config import suggest
 from tangolm.experiments import EXPERIMENTS, grid
 from tangolm.experiments.grid import Grid
@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Do what is left of an experiment's runs; interrupt it and call it again to go on."""
     experiment, folder = _experiment(name), _folder(name, out)
-    cells = list(experiment.cells(items(tasks), items(systems), _seeds(seeds)))
+    cells = list(experiment.cells(items(tasks), items(systems), whole_numbers(seeds, "--seeds")))
     with progress() as report:
         records = grid.run(experiment, folder, cells, report)
     _print(experiment, records, json)
@@ -69,10 +69,3 @@ def _experiment(name: str) -> Grid:
 
 def _folder(name: str, out: Path | None) -> Path:
     return Path("runs") / name if out is None else out
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(item) for item in items(text)]
-    except ValueError:
-        raise ValueError(f"--seeds must be whole numbers, comma-separated, got {text!r}") from None

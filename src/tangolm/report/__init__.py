@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tangolm.report.runs import RunRecord, read_run
 
-__all__ = ["RunRecord", "read_run", "write_report"]
+__all__ = ["RunRecord", "read_run", "write_growth", "write_report"]
 
 
 def write_report(
@@ -30,5 +30,26 @@ def write_report(
     try:
         from tangolm.report.page import write_page
     except ModuleNotFoundError as error:
-        raise ValueError(f"a report needs {error.name}, which is missing; pip install 'tangolm[report]'") from error
+        raise _missing(error) from error
     return write_page([Path(run) for run in runs], Path(out), title)
+
+
+def write_growth(results: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
+    """Draw how time and memory grow with T, from files that `tangolm bench growth --out` wrote.
+
+    Args:
+        results: the files, a curve each.
+        out: the drawing to write; the suffix says which kind: .svg, .png or .pdf.
+
+    Raises:
+        ValueError: a file of something else, an unknown suffix, or the packages of the extra "report" are missing.
+    """
+    try:
+        from tangolm.report.growth import write_drawing
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    return write_drawing([Path(result) for result in results], Path(out))
+
+
+def _missing(error: ModuleNotFoundError) -> ValueError:
+    return ValueError(f"a report needs {error.name}, which is missing; pip install 'tangolm[report]'")
