@@ -2,7 +2,7 @@
 
 Each step takes the next `batch_size` sequences of an order that the data seed fixes. On a schedule of optimizer steps the
 development split is evaluated (without a trace in training) and a checkpoint saved; the one with the lowest development NLL
-and the last one are kept. A run goes on from any checkpoint to the same bits.
+and the last ones are kept. A run goes on from any checkpoint to the same bits.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from tangolm.models import LanguageModel, build_model
 from tangolm.training import checkpoint, environment
 from tangolm.training.checkpoint import State
 from tangolm.training.durable import locked, write_json
+from tangolm.training.init_from import load_initial
+from tangolm.training.kept import Kept
 from tangolm.training.metrics import MetricsWriter, drop_after, median_update_seconds
 from tangolm.training.optim import build_optimizer, learning_rate
 from tangolm.training.progress import Display
@@ -108,7 +110,9 @@ def train(
     place = environment.choose(config)
     splits = open_data(config, "train"), open_data(config, "dev")
     budget = config.budget(splits[0].rows)
-    model = build_model(config.model, config.model_seed, config.impl).to(place.device)
+    model = build_model(config.model, config.model_seed, config.impl)
+    load_initial(config, model, folder)
+    model = model.to(place.device)
     try:
         claim(folder)
         with locked(folder):
@@ -137,6 +141,7 @@ class Trainer:
         model.recompute(config.recompute)
         self.passes: Any = torch.compile(model) if config.compile else model
         self.rotates = getattr(config.model, "segments", 1) > 1
+        self.kept = Kept(run.checkpoints, config)
         self.notes: list[str] = []
         self.last_nll: float | None = None
 
@@ -165,7 +170,7 @@ class Trainer:
                 continue
             state = replace(restored, run=to_dict(self.config))
             self.notes.append(f"going on from {folder.name}")
-            self._check_best(root, state)
+            self.notes += self.kept.begin(state.step, state.best_step)
             break
         else:
             if found:
@@ -179,14 +184,6 @@ class Trainer:
         write_json(self.run.folder / "environment.json", {**record, "earlier": history})
         self.notes.append(f"{record['device']} ({record['device_name']}), {record['precision']}, impl {record['impl']}")
         return state
-
-    def _check_best(self, root: Path, state: State) -> None:
-        """Say so now if the best checkpoint is lost: the run can go on, but its selection may fail at the end."""
-        if state.best_step is not None and state.best_step != state.step:
-            try:
-                checkpoint.verify(root / checkpoint.folder_name(state.best_step))
-            except checkpoint.CheckpointError as error:
-                self.notes.append(f"the best checkpoint so far is lost: {error}")
 
     def run_steps(self, state: State, stop_after: int | None, progress: bool) -> Result:
         """Train from `state` to the end, to `stop_after` steps, or to a signal."""
@@ -291,15 +288,14 @@ class Trainer:
         }
 
     def save(self, state: State) -> None:
-        """Save a checkpoint, then remove all but it and the best one."""
+        """Save a checkpoint, then remove those that no longer are among the last or the best."""
         for name, parameter in self.model.named_parameters():
             # The loss of the next step would show it, but by then it would have been saved as good.
             if not bool(parameter.isfinite().all()):
                 raise self._diverged(state.step, f"parameter {name} is not finite")
         root = self.run.checkpoints
         last = checkpoint.save(root, self.model, self.optimizer, state, self.config.tokenizer)
-        best = last if state.best_step is None else root / checkpoint.folder_name(state.best_step)
-        checkpoint.rotate(root, (last, best))
+        self.kept.saved(last, state.best_step)
 
     def _diverged(self, step: int, what: str) -> TrainingError:
         good = checkpoint.newest(self.run.checkpoints)
