@@ -46,6 +46,7 @@ class Kept:
                 if self._ours(checkpoint.verify(folder).run):
                     self._whole.add(step)
                 else:
+                    lost = lost or step == best_step
                     notes.append(f"left alone: checkpoint {folder} is of another run")
             except checkpoint.CheckpointError as error:
                 lost = lost or step == best_step
@@ -54,7 +55,7 @@ class Kept:
                 )
         if best_step is not None and best_step not in self._whole and not lost:
             folder = self.root / checkpoint.folder_name(best_step)
-            notes.append(f"the best checkpoint so far is lost: {folder} does not exist or is not of this run")
+            notes.append(f"the best checkpoint so far is lost: checkpoint {folder} is not there")
         return notes
 
     def saved(self, folder: Path, best_step: int | None) -> None:
