@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart quickstart-small check check-static format lint types arrows test test-fast cases bench clean
+.PHONY: help install quickstart quickstart-small check check-static format lint types arrows test test-fast cases torture bench clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -47,6 +47,9 @@ test: install  ## every test, one process a core
 
 cases: install  ## the test behind each situation of docs/cases.md; fails where one is missing
 	$(BIN)/python -m tests.cases
+
+torture: install  ## kill runs and fill their disk, again and again: they end on the same bits (minutes; Linux)
+	$(BIN)/python -m tests.torture 1 2
 
 bench: install  ## the operation against its naive form, with the bars
 	$(BIN)/tangolm bench op --check

@@ -16,12 +16,12 @@ CONTEXT = 48
 TINY = ("model.depth=2", "model.gated_width=96")
 
 
-def prepare_sums(folder: Path, questions: int = 120, seed: int = 0) -> Path:
+def prepare_sums(folder: Path, questions: int = 120, seed: int = 0, context: int = CONTEXT) -> Path:
     tokenizer, draw = ByteTokenizer(), random.Random(seed)
     claim(folder, "sums")
     splits = {}
     for split, count in (("train", questions), ("dev", questions // 3), ("test", questions // 3)):
-        writer, sources, supervised_tokens = ShardWriter(folder, split, CONTEXT, tokenizer.vocab_size), [], 0
+        writer, sources, supervised_tokens = ShardWriter(folder, split, context, tokenizer.vocab_size), [], 0
         for module, sign in (("add", 1), ("subtract", -1)):
             first, tokens, supervised = writer.rows, [], []
             for number in range(count // 2):
@@ -30,8 +30,8 @@ def prepare_sums(folder: Path, questions: int = 120, seed: int = 0) -> Path:
                 answer = [*tokenizer.encode(str(a + sign * b)), tokenizer.end_token]
                 tokens += prompt + answer
                 supervised += [False] * len(prompt) + [True] * len(answer)
-                if len(tokens) > CONTEXT - 10 or number == count // 2 - 1:  # the next might not fit
-                    padding = CONTEXT - len(tokens)
+                if len(tokens) > context - 10 or number == count // 2 - 1:  # the next might not fit
+                    padding = context - len(tokens)
                     writer.add(
                         np.array(tokens + [tokenizer.end_token] * padding), np.array(supervised + [False] * padding)
                     )
@@ -41,7 +41,7 @@ def prepare_sums(folder: Path, questions: int = 120, seed: int = 0) -> Path:
             sources.append({"name": f"{module}-easy", "documents": count // 2, "rows": where})
         splits[split] = {
             "rows": writer.rows,
-            "tokens": writer.rows * CONTEXT,
+            "tokens": writer.rows * context,
             "supervised_tokens": supervised_tokens,
             "documents": count,
             "bytes": 0,
@@ -53,7 +53,7 @@ def prepare_sums(folder: Path, questions: int = 120, seed: int = 0) -> Path:
         {
             "format": 1,
             "dataset": "sums",
-            "context": CONTEXT,
+            "context": context,
             "tokenizer": tokenizer.name,
             "vocab_size": tokenizer.vocab_size,
             "end_token": tokenizer.end_token,

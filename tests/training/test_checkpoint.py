@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import random
 import shutil
 import subprocess
 import sys
@@ -64,24 +63,6 @@ def test_step_0_has_no_moments(tiny: Make, tmp_path: Path) -> None:
     model = build_model(config.model, 1, config.impl)
     folder = checkpoint.save(tmp_path, model, build_optimizer(model, config.optimizer), state_of(config, 0), "bytes")
     checkpoint.restore(folder, model, build_optimizer(model, config.optimizer))
-
-
-def test_every_flipped_byte_is_refused_by_name(tiny: Make, tmp_path: Path) -> None:
-    config = tiny()
-    folder = checkpoint.save(tmp_path, *trained(config, 1), state_of(config, 7), "bytes")
-    draw = random.Random(0)
-    tried = 0
-    for path in sorted(folder.iterdir()):
-        whole = path.read_bytes()
-        for _ in range(50):
-            place, bit = draw.randrange(len(whole)), 1 << draw.randrange(8)
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
-            with pytest.raises(CheckpointError, match=path.name):
-                checkpoint.verify(folder)
-            tried += 1
-        path.write_bytes(whole)
-    assert tried == 200
-    checkpoint.verify(folder)
 
 
 def test_missing_foreign_and_renamed_are_refused_by_name(tiny: Make, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,4 +87,7 @@ def test_the_dry_run_and_moved_data(tiny: Make, mixed: Path, sums: Path, tmp_pat
     assert evaluate_run(run, "test", data=moved)["step"] == 2
     mix([tmp_path / "others", sums], moved, overwrite=True)
     with pytest.raises(ValueError, match="data_sha256 is"):
-        evaluate_run(run, "dev", data=moved)
+        open_data(dataclasses.replace(run.config, data=str(moved)), "dev")
+    other = evaluate_run(run, "dev", data=moved)
+    assert other == run.evaluation(f"dev-{other['data_sha256'][:12]}")
+    assert run.evaluation("dev") is None

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tangolm.config import ConfigError, to_dict
-from tangolm.training import OptimizerConfig, Run, RunConfig, config_from_dict, plan, run_config, train
+from tangolm.training import OptimizerConfig, Run, RunConfig, checkpoint, config_from_dict, plan, run_config, train
 from tangolm.training import trainer as trainer_module
 from tangolm.training.run import FREE, check_same
 from tests.training.sums import CONTEXT
@@ -69,6 +69,9 @@ def test_overrides_come_last(sums: Path) -> None:
         (["micro_batch=0"], "micro_batch must be at least 1"),
         (["epochs=0"], "epochs must be above 0"),
         (["steps=0"], "steps must be at least 1"),
+        (["keep_last=0"], "keep_last must be at least 1, got 0"),
+        (["init_from=x"], "init_from and init_sha256 go together, got 'x' and None; --init-from gives both"),
+        (["init_from=x", "init_sha256=abc"], "init_sha256 must be 64 hexadecimal digits, got 'abc'"),
         (["tokens=-1"], "tokens must be at least 1"),
         (["model_seed=-1"], "model_seed must be in"),
         (["data_seed=4294967296"], "data_seed must be in"),
@@ -104,6 +107,7 @@ valid = st.fixed_dictionaries(
         "evaluate_every": st.integers(1, 1000) | st.none(),
         "evaluation_rows": st.integers(1, 1000) | st.none(),
         "checkpoint_every": st.integers(1, 1000) | st.none(),
+        "keep_last": st.integers(1, 1000),
         "device": st.sampled_from(["auto", "cpu", "cuda", "mps"]),
         "precision": st.sampled_from(["auto", "float32", "bf16"]),
         "impl": st.sampled_from(["auto", "reference"]),
@@ -178,7 +182,15 @@ def observe(config: RunConfig, out: Path) -> dict[str, Any]:
     environment = run.environment()
     assert environment is not None
     planned = {key: value for key, value in plan(config).items() if key != "run_id"}
-    return {"metrics": metrics, "saved": saved, "compiled": compiled, "impl": environment["impl"], "plan": planned}
+    left = [path.name for path in checkpoint.checkpoints(run.checkpoints)]
+    return {
+        "metrics": metrics,
+        "saved": saved,
+        "left": left,
+        "compiled": compiled,
+        "impl": environment["impl"],
+        "plan": planned,
+    }
 
 
 CHANGES: dict[str, Any] = {
@@ -192,10 +204,13 @@ CHANGES: dict[str, Any] = {
     "tokens": ["steps=null", "tokens=400"],
     "epochs": ["steps=null", "epochs=0.3"],
     "model_seed": "model_seed=23",
+    "init_from": None,  # below
+    "init_sha256": ["init_from=elsewhere", f"init_sha256={SHA}"],
     "data_seed": "data_seed=103",
     "evaluate_every": "evaluate_every=3",
     "evaluation_rows": "evaluation_rows=2",
     "checkpoint_every": "checkpoint_every=3",
+    "keep_last": "keep_last=3",
     "device": "device=mps",
     "precision": "precision=bf16",
     "impl": "impl=auto",
@@ -214,6 +229,7 @@ REFUSED = {
     "data_sha256": "data_sha256 is",
     "tokenizer": "tokenizer is 'words'",
     "parallel": "parallel 'fsdp' shards a model over several processes and there is one",
+    "init_sha256": "init_from 'elsewhere' is not a folder",
     "device": "device 'mps' is not available",
 }
 
@@ -238,6 +254,12 @@ def base(sums: Path, *overrides: str) -> RunConfig:
 def test_every_field_changes_something_or_is_refused(
     sums: Path, tmp_path: Path, baseline: dict[str, Any], field: str
 ) -> None:
+    if field == "init_from":
+        at_one, at_two = (base(sums, f"init_from={place}", f"init_sha256={SHA}") for place in ("one", "two"))
+        assert at_one.run_id == at_two.run_id
+        with pytest.raises(ValueError, match="init_from 'two' is not a folder"):
+            train(at_two, tmp_path / "run", progress=False)
+        return
     if field == "data":
         config = base(shutil.copytree(sums, tmp_path / "copy"))
     else:

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from tangolm.cli import main
+from tangolm.config import ConfigError
+from tangolm.data import prepare
 from tangolm.data.shards import open_split
 from tangolm.evaluation.nll import evaluate
 from tangolm.training import CheckpointError, Run, RunConfig, evaluate_run, selected, train
+from tests.training.sums import CONTEXT, prepare_sums
 
 Make = Callable[..., RunConfig]
 
@@ -75,6 +79,65 @@ def test_data_that_moved_or_changed(tiny: Make, tmp_path: Path, sums: Path) -> N
         evaluate_run(run, "dev", data=moved)
     with pytest.raises(ValueError, match="split 'best' is not in the data"):
         evaluate_run(run, "best", data=moved)
+
+
+def test_other_data_has_a_result_of_its_own(
+    tiny: Make, tmp_path: Path, sums: Path, evaluations: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(train(tiny(evaluate_every=4), tmp_path / "run", stop_after=4, progress=False).folder)
+    others = prepare_sums(tmp_path / "others", seed=9, context=2 * CONTEXT)
+    own = evaluate_run(run, "test")
+    other = evaluate_run(run, "test", data=others)
+    assert (other["data"], other["finished"], own["finished"]) == (str(others), False, False)
+    assert other["data_sha256"] != own["data_sha256"] == run.config.data_sha256
+    name = f"test-{other['data_sha256'][:12]}"
+    assert (run.evaluation("test"), run.evaluation(name)) == (own, other)
+    expected = evaluate(run.load("best"), open_split(others, "test"), 3)
+    assert other["nll"] == pytest.approx(expected.nll, rel=1e-6)
+    moved = others.rename(tmp_path / "moved")
+    assert evaluate_run(run, "test", data=moved) == other
+    assert evaluations == ["test", "test"]
+    # Each data's test split is met once.
+    train(run.config, run.folder, resume=True, progress=False)
+    with pytest.raises(ValueError, match=rf"has met step 4 of run .* delete .*{name}\.json"):
+        evaluate_run(run, "test", data=moved)
+    assert evaluate_run(run, "dev", data=moved)["step"] == 12
+    assert main(["evaluate", str(run.folder), "--data", str(moved)]) == 0
+    assert f"on {moved} (not the run's: its manifest hashes to {name[5:]}..)" in capsys.readouterr().out
+    assert main(["evaluate", str(run.folder), "--data", str(shutil.copytree(sums, tmp_path / "copy"))]) == 0
+    assert "copy (the run's own)" in capsys.readouterr().out
+
+
+def test_whether_a_run_of_epochs_is_finished_needs_its_data(tiny: Make, tmp_path: Path, sums: Path) -> None:
+    data, others = shutil.copytree(sums, tmp_path / "data"), prepare_sums(tmp_path / "others", seed=9)
+    run = Run(train(tiny(data=data, epochs=1), tmp_path / "run", progress=False).folder)
+    assert evaluate_run(run, "dev", data=others)["finished"] is True
+    shutil.rmtree(data)
+    assert evaluate_run(run, "test", data=others)["finished"] is None
+
+
+def test_other_data_that_does_not_fit(tiny: Make, tmp_path: Path, sums: Path) -> None:
+    run = Run(train(tiny(steps=2), tmp_path / "run", progress=False).folder)
+    (tmp_path / "a.txt").write_text("to be or not to be, that is the question. " * 400)
+    prepare("text", tmp_path / "a.txt", tmp_path / "gpt2", context=32, tokenizer="gpt2")
+    with pytest.raises(
+        ConfigError, match=r"gpt2 has tokenizer 'gpt2', but .* was trained with 'bytes'; .*--tokenizer bytes"
+    ):
+        evaluate_run(run, "dev", data=tmp_path / "gpt2")
+    others = prepare_sums(tmp_path / "others", seed=9)
+    shard = others / "dev-00000.tokens.npy"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(ValueError, match=r"dev-00000\.tokens\.npy"):
+        evaluate_run(run, "dev", data=others)
+    small = ["model.depth=2", "model.gated_width=96", "model.shared_width=32"]
+    gau = Run(train(tiny(*small, preset="gau-mini-d4", steps=1), tmp_path / "gau", progress=False).folder)
+    longer = prepare_sums(tmp_path / "longer", context=2 * CONTEXT)
+    with pytest.raises(
+        ValueError, match=f"{2 * CONTEXT} tokens in a row, but this GAU model has a context of {CONTEXT}"
+    ):
+        evaluate_run(gau, "dev", data=longer)
+    assert not (run.folder / "evaluation").exists()
+    assert not (gau.folder / "evaluation").exists()
 
 
 def test_damaged_best_checkpoint_is_refused(tiny: Make, tmp_path: Path) -> None:

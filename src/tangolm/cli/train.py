@@ -12,9 +12,10 @@ from tangolm.cli.app import Json, print_json, progress
 from tangolm.config import override
 from tangolm.experiments.answers import answer_run
 from tangolm.report import write_report
-from tangolm.training import Run, RunConfig, evaluate_run, plan, run_config
+from tangolm.training import Run, RunConfig, evaluate_run, plan, run_config, run_config_from
 from tangolm.training import train as train_run
 from tangolm.training.distributed import joined
+from tangolm.training.init_from import find_origin
 from tangolm.training.run import RESOLVE
 
 
@@ -28,6 +29,10 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     preset: Annotated[str | None, typer.Option(help="Such as tango-mini-d4; `tangolm presets` lists all.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder that `tangolm prepare` or `tangolm data mix` made.")] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(help="Begin with the weights of a run (its best checkpoint), a checkpoint or a saved model."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Override a field: optimizer.peak_lr=1e-3; repeatable."),
@@ -52,9 +57,9 @@ def train(
         raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
     given = {key: value for key, value in fields.items() if value is not None}
     with joined() as world:
-        config = world.agree(lambda: _config(out, preset, data, set_ or [], given, resume))
+        config = world.agree(lambda: _config(out, preset, data, init_from, set_ or [], given, resume))
         if dry_run:
-            planned = world.on_first(lambda: plan(config))
+            planned = world.on_first(lambda: plan(config, out))
             if world.first:
                 print_json(planned) if json else _print_plan(planned)
             return
@@ -73,22 +78,37 @@ def train(
 
 
 def _config(
-    out: Path, preset: str | None, data: Path | None, assignments: list[str], fields: dict[str, Any], resume: bool
+    out: Path,
+    preset: str | None,
+    data: Path | None,
+    init_from: Path | None,
+    assignments: list[str],
+    fields: dict[str, Any],
+    resume: bool,
 ) -> RunConfig:
-    if resume and preset is None and not Run.exists(out):
+    begun = resume and Run.exists(out)
+    if resume and preset is None and init_from is None and not begun:
         raise ValueError(f"run {out} does not exist, so --resume has nothing to go on with; give --preset and --data")
-    if preset is not None:
-        if data is None and resume and Run.exists(out):
+    if preset is not None or (init_from is not None and not begun):
+        if data is None and begun:
             data = Path(Run(out).config.data)
         if data is None:
             raise ValueError("--data is missing: give the folder that `tangolm prepare` made")
+        if init_from is not None:
+            return run_config_from(init_from, data, assignments, preset_name=preset, **fields)
+        assert preset is not None
         return run_config(preset, data, assignments, **fields)
-    if not (resume and Run.exists(out)):
-        raise ValueError("--preset is missing: give one, such as tango-mini-d4 (or --resume with the --out of a run)")
+    if not begun:
+        raise ValueError(
+            "--preset is missing: give one, such as tango-mini-d4 (or --init-from, or --resume with the --out of a run)"
+        )
     # A run knows its own configuration; what is given besides must agree with it, and the trainer checks that.
     config = Run(out).config
     if data is not None:
         config = dataclasses.replace(config, data=str(data.resolve()))
+    if init_from is not None:
+        origin = find_origin(init_from)
+        config = dataclasses.replace(config, init_from=str(origin.folder), init_sha256=origin.sha256)
     lengths = {"steps": None, "tokens": None, "epochs": None} if fields.keys() & {"steps", "tokens", "epochs"} else {}
     config = dataclasses.replace(config, **{**lengths, **fields})
     return override(config, assignments, resolve=RESOLVE)
@@ -118,7 +138,9 @@ def _print_plan(planned: dict[str, Any]) -> None:
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     split: Annotated[Literal["dev", "test"], typer.Option(help="dev, or test: met once, its result is kept.")] = "dev",
-    data: Annotated[Path | None, typer.Option(help="Where the run's data is now, if it was moved.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where the run's data is now, if it was moved; or other data to evaluate on.")
+    ] = None,
     answers: Annotated[
         bool, typer.Option("--answers", help="Also generate answers to the test questions and count exact ones.")
     ] = False,
@@ -138,6 +160,10 @@ def evaluate(
         f"{split} NLL {result['nll']:.4f} nats a token ({result['nll_sum']:,.1f} over {result['tokens']:,} tokens), "
         f"next-token accuracy {result['accuracy']:.1%}, step {result['step']}"
     )
+    if data is not None:
+        own = result["data_sha256"] == Run(run).config.data_sha256
+        whose = "the run's own" if own else f"not the run's: its manifest hashes to {result['data_sha256'][:12]}.."
+        print(f"on {data} ({whose})")
     if result.get("parts"):
         print(f"(the mean of {len(result['parts'])} parts)")
     for name, own in [*result.get("parts", {}).items(), *result["sources"].items()]:

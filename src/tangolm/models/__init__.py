@@ -7,7 +7,7 @@ An architecture is a file with its configuration and block, a line in `build.MOD
 from tangolm.models.base import Block, LanguageModel, ModelConfig, ModelOutput, Score, supervised
 from tangolm.models.build import MODELS, build_model, config_class
 from tangolm.models.cache import Cache
-from tangolm.models.files import load_model, read_tokenizer_name, save_model
+from tangolm.models.files import load_model, read_model_config, read_tokenizer_name, save_model
 from tangolm.models.layer import TangoLayer
 from tangolm.models.memory import training_memory_bytes
 from tangolm.models.presets import preset, preset_names, tier_of
@@ -35,6 +35,7 @@ __all__ = [
     "load_model",
     "preset",
     "preset_names",
+    "read_model_config",
     "read_tokenizer_name",
     "save_model",
     "supervised",

@@ -49,8 +49,7 @@ def load_model(folder: str | os.PathLike[str], impl: str = "auto") -> LanguageMo
         ValueError: no model there, a damaged or foreign file, weights that do not fit the configuration.
     """
     path = Path(folder)
-    config = from_dict(ModelConfig, _record(path)["model"], resolve={ModelConfig: config_class}, where="model")
-    model = build_model(config, impl=impl)
+    model = build_model(read_model_config(path), impl=impl)
     try:
         tensors = load_file(path / WEIGHTS)
     except FileNotFoundError:
@@ -63,6 +62,15 @@ def load_model(folder: str | os.PathLike[str], impl: str = "auto") -> LanguageMo
             raise ValueError(f"{path / WEIGHTS} does not fit its {CONFIG} at tensor {name!r}; save the model again")
     model.load_state_dict(tensors, assign=True)
     return model
+
+
+def read_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
+    """The configuration of the model in `folder`.
+
+    Raises:
+        ValueError: no model there, or a damaged configuration.
+    """
+    return from_dict(ModelConfig, _record(Path(folder))["model"], resolve={ModelConfig: config_class}, where="model")
 
 
 def read_tokenizer_name(folder: str | os.PathLike[str]) -> str:

@@ -15,6 +15,7 @@ from tangolm.config import to_dict
 from tangolm.data import data_sha256, read_data
 from tangolm.experiments.answers import NAME as ANSWERS
 from tangolm.training import Run, RunConfig, median_update_seconds
+from tangolm.training.run import FREE
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,9 @@ class RunRecord:
         return {**to_dict(self.config), "data": relative(Path(self.config.data), base)}
 
     def group(self) -> str:
-        """Equal for runs that differ in their seeds only."""
-        fields = to_dict(self.config)
-        return json.dumps({**fields, "data": None, "model_seed": None, "data_seed": None}, sort_keys=True)
+        """Equal for runs whose numbers differ in their seeds only."""
+        fields = {**to_dict(self.config), **dict.fromkeys((*FREE, "model_seed", "data_seed"))}
+        return json.dumps(fields, sort_keys=True)
 
 
 def read_run(folder: str | os.PathLike[str], name: str | None = None) -> RunRecord:

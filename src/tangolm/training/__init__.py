@@ -2,6 +2,7 @@
 
 from tangolm.training.checkpoint import CheckpointError, State
 from tangolm.training.dry_run import plan
+from tangolm.training.init_from import run_config_from
 from tangolm.training.metrics import median_update_seconds, read_metrics
 from tangolm.training.optim import OptimizerConfig, build_optimizer, learning_rate
 from tangolm.training.run import Run, RunConfig, config_from_dict, run_config
@@ -24,5 +25,6 @@ __all__ = [
     "plan",
     "read_metrics",
     "run_config",
+    "run_config_from",
     "train",
 ]

@@ -10,12 +10,13 @@ random, so that step, samples, weights and moments are the whole state. No pickl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ from tangolm.config import ConfigError, from_dict
 from tangolm.models import LanguageModel, ModelConfig, load_model
 from tangolm.models.files import save_weights
 from tangolm.training.distributed import ALONE, World, like, whole
-from tangolm.training.durable import sync_file, sync_folder
+from tangolm.training.durable import file_sha256, seal_holds, sealed, sync_file, sync_folder
 
 FORMAT = 1
 OPTIMIZER = "optimizer.safetensors"
 TRAINER = "trainer.json"
 TEMPORARY = ".unfinished-"
+NAME = re.compile(r"step-\d{8,}")
 
 
 class CheckpointError(ValueError):
@@ -68,12 +70,15 @@ def folder_name(step: int) -> str:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """The checkpoint folders in `root`, oldest first."""
-    return (
-        sorted(root.glob("step-????????*"), key=lambda path: int(path.name.removeprefix("step-")))
-        if root.is_dir()
-        else []
-    )
+    """The checkpoint folders in `root`, oldest first; anything of another name is none."""
+    if not root.is_dir():
+        return []
+    return sorted((path for path in root.iterdir() if NAME.fullmatch(path.name) and path.is_dir()), key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's name says."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def newest(root: Path) -> Path | None:
@@ -124,9 +129,9 @@ def _write(
         body = {
             "format": FORMAT,
             "state": dataclasses.asdict(state),
-            "sha256": {path.name: _sha256(path) for path in files},
+            "sha256": {path.name: file_sha256(path) for path in files},
         }
-        (temporary / TRAINER).write_text(_sealed(body), encoding="utf-8")
+        (temporary / TRAINER).write_text(sealed(body), encoding="utf-8")
         for path in [*files, temporary / TRAINER]:
             sync_file(path)
         sync_folder(temporary)
@@ -169,7 +174,13 @@ def verify(folder: Path) -> State:
             raise CheckpointError(f"checkpoint {folder} is not whole: {name} is missing; resume from another one")
         if name not in recorded:
             raise CheckpointError(f"checkpoint {folder} holds a file of somebody else: {name}; take it away")
-        if _sha256(folder / name) != recorded[name]:
+        try:
+            sound = file_sha256(folder / name) == recorded[name]
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {folder} is damaged: {name} cannot be read ({error.strerror}); resume from another one"
+            ) from error
+        if not sound:
             raise CheckpointError(
                 f"checkpoint {folder} is damaged: {name} does not match its sha256; resume from another one"
             )
@@ -210,12 +221,21 @@ def restore(folder: Path, model: LanguageModel, optimizer: torch.optim.Optimizer
     return state
 
 
-def rotate(root: Path, keep: Iterable[Path]) -> None:
-    """Remove all checkpoints in `root` but those to keep."""
-    kept = {path.name for path in keep}
+def rotate(root: Path, keep: Collection[int | None], ours: Callable[[dict[str, Any]], bool]) -> None:
+    """Remove the checkpoints in `root` but those of the steps to keep.
+
+    Args:
+        root: the folder of the checkpoints.
+        keep: steps.
+        ours: whether a configuration (as JSON data) is that of the run. A checkpoint of another one stays, and so does one
+            whose `trainer.json` is damaged, because nothing says whose it is.
+    """
     for folder in checkpoints(root):
-        if folder.name not in kept:
-            discard(folder)
+        if step_of(folder) in keep:
+            continue
+        with contextlib.suppress(CheckpointError):
+            if ours(read_state(folder).run):
+                discard(folder)
 
 
 def discard(folder: Path) -> None:
@@ -256,29 +276,21 @@ def _gathered(tensors: dict[str, torch.Tensor], world: World) -> dict[str, torch
     return gathered
 
 
-def _sealed(body: dict[str, Any]) -> str:
-    """JSON in one spelling, with a hash of itself: any changed byte, even white space, shows."""
-    plain = json.dumps(body, sort_keys=True, indent=1, allow_nan=False)
-    return json.dumps({**body, "seal": hashlib.sha256(plain.encode()).hexdigest()}, sort_keys=True, indent=1) + "\n"
-
-
 def _read_trainer(folder: Path) -> dict[str, Any]:
-    path = folder / TRAINER
     try:
-        text = path.read_bytes().decode("utf-8")
-        body = json.loads(text)
-        body.pop("seal")
-        sound = _sealed(body) == text
+        text = (folder / TRAINER).read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise CheckpointError(
             f"checkpoint {folder} is not whole: {TRAINER} is missing; resume from another one"
         ) from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        sound, body = False, {}
-    if not sound:
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    if not seal_holds(text):
         raise CheckpointError(
             f"checkpoint {folder} is damaged: {TRAINER} does not match its seal; resume from another one"
         )
+    body = json.loads(text)
+    del body["seal"]
     if body.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {folder} has format {body.get('format')!r}, this version reads {FORMAT}")
     return body
@@ -296,8 +308,3 @@ def _state(body: dict[str, Any], folder: Path) -> State:
             f"checkpoint {folder} is of step {state.step}; its folder must be named {folder_name(state.step)}"
         )
     return dataclasses.replace(state, run=run)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

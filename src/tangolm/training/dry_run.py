@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tangolm.models import build_model, training_memory_bytes
 from tangolm.training import environment
+from tangolm.training.init_from import load_initial
 from tangolm.training.optim import learning_rate, warmup_steps
 from tangolm.training.run import RunConfig, open_data
 
 
-def plan(config: RunConfig) -> dict[str, Any]:
+def plan(config: RunConfig, out: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """The dry run: everything is checked and the data hashed, nothing is trained or written.
+
+    Args:
+        config: of the run.
+        out: its folder, where there is one already: `load_initial` asks whether it has a checkpoint.
 
     Returns:
         JSON data: run_id; device, precision, impl (what "auto" becomes); parameters; macs_per_sequence and
@@ -27,7 +33,8 @@ def plan(config: RunConfig) -> dict[str, Any]:
     train_split, dev_split = open_data(config, "train"), open_data(config, "dev")
     steps, samples = config.budget(train_split.rows)
     micro_batch = config.micro_batch or config.batch_size
-    impl = build_model(config.model, config.model_seed, config.impl).impl
+    model = build_model(config.model, config.model_seed, config.impl)
+    load_initial(config, model, out)
     macs = config.model.macs()
     warmup = warmup_steps(config.optimizer, steps)
     marks = sorted({1, max(1, warmup), max(1, steps // 2), steps})
@@ -36,7 +43,7 @@ def plan(config: RunConfig) -> dict[str, Any]:
         "device": place.device.type,
         "device_name": place.name,
         "precision": place.precision,
-        "impl": impl,
+        "impl": model.impl,
         "parameters": config.model.parameters(),
         "macs_per_sequence": macs["macs"],
         "useful_macs_per_sequence": macs["useful_macs"],

@@ -1,10 +1,12 @@
-"""Files that are whole or absent: written under a temporary name, flushed to the disk, then renamed. And one writer a folder."""
+"""Files that are whole or absent: written under a temporary name, flushed to the disk, then renamed. Seals and hashes that
+show a changed byte. And one writer a folder."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,28 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """`write_text` of JSON data; numbers that are not finite are refused."""
     write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def sealed(body: Mapping[str, Any]) -> str:
+    """JSON in one spelling, with a hash of itself: any changed byte, even white space, shows."""
+    plain = json.dumps(body, sort_keys=True, indent=1, allow_nan=False)
+    return json.dumps({**body, "seal": hashlib.sha256(plain.encode()).hexdigest()}, sort_keys=True, indent=1) + "\n"
+
+
+def seal_holds(text: str) -> bool:
+    """Whether `text` is what `sealed` wrote, to the byte."""
+    try:
+        body = json.loads(text)
+        body.pop("seal")
+        return sealed(body) == text
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return False
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_file(path: Path) -> None:

@@ -1,9 +1,9 @@
 """What a run is: its configuration, and the folder that holds everything it leaves.
 
-RUN/config.json          {"format": 1, "run_id": .., "config": {..}}
+RUN/config.json          {"format": 1, "run_id": .., "config": {..}, "seal": ..}; without the seal in runs of older versions
     environment.json     versions, device, precision, implementation, git revision of the last start (and earlier ones)
     metrics.jsonl        see `metrics`
-    checkpoints/step-00000100/   see `checkpoint`; the last and the best one are kept
+    checkpoints/step-00000100/   see `checkpoint`; the last ones and the best one are kept
     evaluation/test.json         see `selected`
 """
 
@@ -24,9 +24,9 @@ from tangolm.config import ConfigError, fingerprint, from_dict, override, to_dic
 from tangolm.data import mixture
 from tangolm.data.mixture import MixedSplit, data_sha256
 from tangolm.data.shards import Split
-from tangolm.models import LanguageModel, ModelConfig, config_class, load_model, preset
+from tangolm.models import LanguageModel, ModelConfig, config_class, load_model, preset, tier_of
 from tangolm.training import checkpoint
-from tangolm.training.durable import write_json
+from tangolm.training.durable import seal_holds, sealed, write_text
 from tangolm.training.metrics import read_metrics
 from tangolm.training.optim import OptimizerConfig, warmup_steps
 
@@ -35,7 +35,7 @@ RESOLVE = {ModelConfig: config_class}
 PEAK_LR = {"mini": 2e-3, "70m": 6e-4, "160m": 4e-4, "410m": 3e-4}
 LONGEST, MOST_EPOCHS = 2**50, 1_000_000  # of a run; beyond is a slip of the hand
 EVALUATIONS = 10  # a run that says nothing about it is evaluated this often
-FREE = ("data", "parallel")  # fields that decide no number: a run goes on where they differ
+FREE = ("data", "parallel", "keep_last", "init_from")  # fields that decide no number: a run goes on where they differ
 
 
 class Budget(NamedTuple):
@@ -61,10 +61,13 @@ class RunConfig:
             passes over the training split, the parts of a mixture taken together (the last step is smaller where the batch
             does not divide them).
         model_seed: of the initial weights.
+        init_from, init_sha256: the folder of the weights that the run begins with, and their hash (see `init_from`); None:
+            weights drawn from `model_seed`.
         data_seed: of the order of the training sequences.
         evaluate_every: steps between development evaluations, the last step has one anyway; None: ten a run.
         evaluation_rows: rows of the development split (of each part of a mixture) that are evaluated; None: all.
         checkpoint_every: steps between checkpoints; None: at every evaluation.
+        keep_last: so many of the last checkpoints are kept, and the best one.
         device: "auto" takes CUDA, then MPS, then the CPU.
         precision: "bf16" is autocast over float32 weights; "auto" takes it on a GPU that has it.
         impl: implementation of the tokens' interaction, "auto" takes the fastest.
@@ -87,10 +90,13 @@ class RunConfig:
     tokens: int | None = None
     epochs: float | None = None
     model_seed: int = 17
+    init_from: str | None = None
+    init_sha256: str | None = None
     data_seed: int = 101
     evaluate_every: int | None = None
     evaluation_rows: int | None = None
     checkpoint_every: int | None = None
+    keep_last: int = 1
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
     impl: str = "auto"
@@ -109,6 +115,7 @@ class RunConfig:
             "evaluate_every",
             "evaluation_rows",
             "checkpoint_every",
+            "keep_last",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -127,8 +134,14 @@ class RunConfig:
             raise ConfigError(f"give exactly one of steps, tokens and epochs, got {', '.join(given) or 'none'}")
         if self.micro_batch is not None and self.micro_batch > self.batch_size:
             raise ConfigError(f"micro_batch must be at most batch_size {self.batch_size}, got {self.micro_batch}")
-        if not re.fullmatch(r"[0-9a-f]{64}", self.data_sha256):
-            raise ConfigError(f"data_sha256 must be 64 hexadecimal digits, got {self.data_sha256!r}")
+        if (self.init_from is None) != (self.init_sha256 is None):
+            raise ConfigError(
+                f"init_from and init_sha256 go together, got {self.init_from!r} and {self.init_sha256!r}; --init-from gives both"
+            )
+        for name in ("data_sha256", "init_sha256"):
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(r"[0-9a-f]{64}", value):
+                raise ConfigError(f"{name} must be 64 hexadecimal digits, got {value!r}")
         for name in ("data", "tokenizer", "impl"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} must not be empty")
@@ -178,12 +191,12 @@ def config_from_dict(data: Mapping[str, Any]) -> RunConfig:
 
 
 def run_config(
-    preset_name: str, data: str | os.PathLike[str], overrides: Iterable[str] = (), **fields: Any
+    preset_name: str | ModelConfig, data: str | os.PathLike[str], overrides: Iterable[str] = (), **fields: Any
 ) -> RunConfig:
     """The configuration of a run: a preset on a prepared folder, which brings vocabulary, context and tokenizer.
 
     Args:
-        preset_name: such as "tango-mini-d4".
+        preset_name: such as "tango-mini-d4"; or a model's configuration, which gets the data's context.
         data: the prepared folder.
         overrides: dotted assignments, applied last: "model.depth=2", "optimizer.peak_lr=1e-3", "tokens=800000".
         fields: fields of `RunConfig`; without steps, tokens or epochs the run is one epoch.
@@ -193,14 +206,19 @@ def run_config(
     """
     folder = Path(data)
     manifest = mixture.read_data(folder)
-    model = preset(preset_name, vocab_size=manifest["vocab_size"], context=manifest["context"])
+    if isinstance(preset_name, str):
+        model = preset(preset_name, vocab_size=manifest["vocab_size"], context=manifest["context"])
+        tier = preset_name.split("-")[-2]
+    else:
+        model = dataclasses.replace(preset_name, context=manifest["context"])
+        tier = tier_of(preset_name.width)
     overrides = list(overrides)
     base: dict[str, Any] = {
         "model": to_dict(model),
         "data": str(folder.resolve()),
         "data_sha256": data_sha256(folder),
         "tokenizer": manifest["tokenizer"],
-        "optimizer": {"peak_lr": PEAK_LR[preset_name.split("-")[-2]]},
+        "optimizer": {"peak_lr": PEAK_LR[tier]},
     }
     if all(fields.get(name) is None for name in ("steps", "tokens", "epochs")):
         fields["epochs"] = 1.0
@@ -230,7 +248,16 @@ def open_data(config: RunConfig, split: str, verify: bool = True) -> Split | Mix
         if manifest[name] != ours:
             place = name if name == "tokenizer" else f"model.{name}"
             raise ConfigError(f"{place} is {ours!r} but the data in {config.data} has {manifest[name]!r}")
-    opened = mixture.open_data(Path(config.data), split)
+    return open_whole(config.data, split, verify)
+
+
+def open_whole(data: str | os.PathLike[str], split: str, verify: bool = True) -> Split | MixedSplit:
+    """A split of prepared data, every shard hashed unless `verify` is false.
+
+    Raises:
+        ValueError: no such data or split, an empty one, or a damaged shard, by name.
+    """
+    opened = mixture.open_data(Path(data), split)
     for part in opened.parts.values() if isinstance(opened, MixedSplit) else [opened]:
         if part.rows == 0:
             raise ValueError(f"data {part.folder}: the {split} split has no rows; prepare more text")
@@ -274,7 +301,8 @@ class Run:
         """Write the configuration into `folder`, made if missing."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "config.json", {"format": FORMAT, "run_id": config.run_id, "config": to_dict(config)})
+        record = {"format": FORMAT, "run_id": config.run_id, "config": to_dict(config)}
+        write_text(path / "config.json", sealed(record))
         return cls(path)
 
     @property
@@ -382,6 +410,12 @@ def _read_config(folder: Path) -> RunConfig:
         )
     if record.get("format") != FORMAT or not isinstance(record.get("config"), dict):
         raise ConfigError(f"{folder / 'config.json'} is not the configuration of a run of format {FORMAT}")
+    older = record.keys() == {"format", "run_id", "config"}  # of a version that wrote no seal
+    if not older and not seal_holds((folder / "config.json").read_text(encoding="utf-8")):
+        raise ConfigError(
+            f"{folder / 'config.json'} is damaged: it does not match its seal; restore it from a copy (values are changed by "
+            "options, moved data is named by --data)"
+        )
     return config_from_dict(record["config"])
 
 

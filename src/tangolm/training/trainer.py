@@ -2,7 +2,7 @@
 
 Each step takes the next `batch_size` sequences of an order that the data seed fixes; of them each process takes its share.
 On a schedule of optimizer steps the development split is evaluated (without a trace in training) and a checkpoint saved; the
-one with the lowest development NLL and the last one are kept. A run goes on from any checkpoint to the same bits.
+one with the lowest development NLL and the last ones are kept. A run goes on from any checkpoint to the same bits.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from tangolm.training import checkpoint, distributed, environment
 from tangolm.training.checkpoint import State
 from tangolm.training.distributed import ALONE, ElsewhereError, Parallel, World, local
 from tangolm.training.durable import locked, write_json
+from tangolm.training.init_from import load_initial
+from tangolm.training.kept import Kept
 from tangolm.training.metrics import MetricsWriter, drop_after, median_update_seconds
 from tangolm.training.optim import build_optimizer, learning_rate
 from tangolm.training.progress import Display
@@ -126,6 +128,7 @@ def train(
         splits = world.agree(lambda: (open_data(config, "train", verify), open_data(config, "dev", verify)))
         budget = config.budget(splits[0].rows)
         model = build_model(config.model, config.model_seed, config.impl)
+        world.agree(lambda: load_initial(config, model, folder))
         if config.parallel != "fsdp":  # sharding moves a share, of a model that the device may not hold
             model = model.to(place.device)
         try:
@@ -157,6 +160,7 @@ class Trainer:
         self.parallel = Parallel(model, world, config.parallel, place.device, config.compile)
         self.optimizer = build_optimizer(model, config.optimizer)  # behind sharding, which replaces the parameters
         self.rotates = getattr(config.model, "segments", 1) > 1
+        self.kept = Kept(run.checkpoints, config)
         self.notes: list[str] = []
         self.last_nll: float | None = None
 
@@ -190,10 +194,11 @@ class Trainer:
         for folder in reversed(found):
             try:
                 check_same(self.config, checkpoint.read_state(folder).run, f"checkpoint {folder}")
-                self._check_best(root, checkpoint.verify(folder))
+                state = checkpoint.verify(folder)
             except checkpoint.CheckpointError as error:
                 self.notes.append(f"passed over: {error}")
                 continue
+            self.notes += self.kept.begin(state.step, state.best_step)
             return folder
         if found:
             raise checkpoint.CheckpointError(
@@ -222,14 +227,6 @@ class Trainer:
         if size == 1:
             return text
         return f"{text} on each of {size} processes ({self.config.parallel})"
-
-    def _check_best(self, root: Path, state: State) -> None:
-        """Say so now if the best checkpoint is lost: the run can go on, but its selection may fail at the end."""
-        if state.best_step is not None and state.best_step != state.step:
-            try:
-                checkpoint.verify(root / checkpoint.folder_name(state.best_step))
-            except checkpoint.CheckpointError as error:
-                self.notes.append(f"the best checkpoint so far is lost: {error}")
 
     def run_steps(self, state: State, stop_after: int | None, progress: bool) -> Result:
         """Train from `state` to the end, to `stop_after` steps, or to a signal."""
@@ -348,7 +345,7 @@ class Trainer:
         }
 
     def save(self, state: State) -> None:
-        """Save a checkpoint, then remove all but it and the best one."""
+        """Save a checkpoint, then remove those that no longer are among the last or the best."""
         # The loss of the next step would show what is not finite, but by then it would have been saved as good.
         parameters = dict(self.model.named_parameters())
         wrong = torch.stack([(~local(parameter).isfinite()).any().cpu() for parameter in parameters.values()])
@@ -357,8 +354,7 @@ class Trainer:
                 raise self._diverged(state.step, f"parameter {name} is not finite")
         root = self.run.checkpoints
         last = checkpoint.save(root, self.model, self.optimizer, state, self.config.tokenizer, self.world)
-        best = last if state.best_step is None else root / checkpoint.folder_name(state.best_step)
-        self.world.on_first(lambda: checkpoint.rotate(root, (last, best)))
+        self.world.on_first(lambda: self.kept.saved(last, state.best_step))
 
     def _diverged(self, step: int, what: str) -> ValueError:
         """What every process meets at the same step, and the first one tells."""
