@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tangolm.bench import bars, decode, head, op, train
+from tangolm.bench import bars, decode, dry_run, head, op, train
 from tangolm.cli.app import Commands, Json, items, print_json
 
-DEFAULT, HEAD = op.Options(), head.Options()
+DEFAULT, HEAD, PROBED = op.Options(), head.Options(), dry_run.Options()
 Models = Annotated[str, typer.Argument(help="Comma-separated; the others are compared with the first.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit code 1 where a bar set for these sizes is missed.")]
 Out = Annotated[Path | None, typer.Option(help="Also write the result as JSON to this file.")]
@@ -26,7 +26,13 @@ class Benchmarks(Commands):
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=Benchmarks, help="Measure speed and memory, correctness first.")
-    for name, command in (("op", bench_op), ("train", bench_train), ("decode", bench_decode), ("head", bench_head)):
+    for name, command in (
+        ("op", bench_op),
+        ("train", bench_train),
+        ("decode", bench_decode),
+        ("head", bench_head),
+        ("dry-run", bench_dry_run),
+    ):
         group.command(name)(command)
     app.add_typer(group, name="bench")
 
@@ -111,6 +117,24 @@ def bench_head(
     _show(result.to_dict(), head.render(result), out, json)
     if check:
         _judge(head.BARS, options, {"head": result})
+
+
+def bench_dry_run(
+    cases: Annotated[str, typer.Argument(help=f"Comma-separated, of: {', '.join(dry_run.CASES)}.")] = ",".join(
+        dry_run.CASES
+    ),
+    steps: Annotated[int, typer.Option(help="Length of the runs.")] = PROBED.steps,
+    repeats: Annotated[int, typer.Option(help="Rounds, of which medians are given.")] = PROBED.repeats,
+    check: Check = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """What the probe of a dry run says, against runs of some steps."""
+    options = dry_run.Options(tuple(items(cases)), steps, repeats)
+    result = dry_run.run(options)
+    _show(result.to_dict(), dry_run.render(result), out, json)
+    if check:
+        _judge(dry_run.BARS, options, {row.case: row for row in result.rows})
 
 
 def _show(data: dict[str, Any], lines: list[str], out: Path | None, json: bool) -> None:

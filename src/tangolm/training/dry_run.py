@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from tangolm.models import build_model, training_memory_bytes
-from tangolm.training import environment
+from tangolm.data.mixture import MixedSplit
+from tangolm.data.shards import Split
+from tangolm.models import build_model
+from tangolm.training import environment, logs
+from tangolm.training import probe as step_probe
+from tangolm.training.fit import check_fits, estimated_bytes
+from tangolm.training.observe import Rates
 from tangolm.training.optim import learning_rate, warmup_steps
 from tangolm.training.run import RunConfig, open_data
 
 
-def plan(config: RunConfig) -> dict[str, Any]:
-    """The dry run: everything is checked and the data hashed, nothing is trained or written.
+def plan(config: RunConfig, *, probe: bool = False) -> dict[str, Any]:
+    """The dry run: everything is checked and the data hashed, nothing is written.
+
+    Args:
+        config: of the run.
+        probe: also measure one step in a process of its own, which takes seconds (a minute for the largest models).
 
     Returns:
         JSON data: run_id; device, precision, impl (what "auto" becomes); parameters; macs_per_sequence and
         useful_macs_per_sequence (one forward pass); training_memory_bytes (an estimate for one micro-batch); steps, samples,
         tokens (all positions), epochs; batch_size, micro_batch, passes_per_step; evaluate_every, checkpoint_every (steps);
         data (rows and supervised share of the training split, rows of the development split); schedule (warm-up steps,
-        learning rate by step).
+        learning rate by step); warning (None, or that memory may be short); probe (None where not asked for): seconds_per_step,
+        seconds_per_evaluation, evaluations, hours_total (steps, reading and evaluations, without checkpoints and the start),
+        peak_memory_bytes (of the whole process on the CPU, of the tensors on CUDA, None elsewhere), tokens_per_s,
+        operations_per_s, utilisation (`observe`), rounds (timed updates).
 
     Raises:
-        ValueError: whatever `train` would refuse.
+        ValueError: whatever `train` would refuse; a probe that does not get through.
     """
     place = environment.choose(config)
+    logs.require(config)
+    warning = check_fits(config, place)
     train_split, dev_split = open_data(config, "train"), open_data(config, "dev")
     steps, samples = config.budget(train_split.rows)
     micro_batch = config.micro_batch or config.batch_size
@@ -40,9 +54,7 @@ def plan(config: RunConfig) -> dict[str, Any]:
         "parameters": config.model.parameters(),
         "macs_per_sequence": macs["macs"],
         "useful_macs_per_sequence": macs["useful_macs"],
-        "training_memory_bytes": training_memory_bytes(
-            config.model, micro_batch, place.precision, config.impl, config.recompute
-        ),
+        "training_memory_bytes": estimated_bytes(config, place),
         "steps": steps,
         "samples": samples,
         "tokens": samples * config.model.context,
@@ -62,4 +74,28 @@ def plan(config: RunConfig) -> dict[str, Any]:
             "warmup_steps": warmup,
             "lr": {str(step): learning_rate(config.optimizer, step, steps) for step in marks},
         },
+        "warning": warning,
+        "probe": _probed(config, place, steps, samples, dev_split) if probe else None,
+    }
+
+
+def _probed(
+    config: RunConfig, place: environment.Place, steps: int, samples: int, dev: Split | MixedSplit
+) -> dict[str, Any]:
+    measured = step_probe.probe(config)
+    step = measured["seconds_per_step"]
+    every = config.evaluation_steps(steps)
+    evaluations = -(-steps // every)
+    evaluation = measured["seconds_per_row"] * step_probe.rows_evaluated(dev, config.evaluation_rows)
+    # In sequences, because the last step of an epoch may be smaller.
+    seconds = samples / config.batch_size * (step + measured["seconds_per_batch"]) + evaluations * evaluation
+    return {
+        "seconds_per_step": step,
+        "seconds_per_evaluation": evaluation,
+        "evaluations": evaluations,
+        "hours_total": seconds / 3600,
+        "peak_memory_bytes": measured["peak_memory_bytes"],
+        "tokens_per_s": config.batch_size * config.model.context / step,
+        **Rates(config, place).of(config.batch_size, step),
+        "rounds": measured["rounds"],
     }

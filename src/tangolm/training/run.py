@@ -35,7 +35,7 @@ RESOLVE = {ModelConfig: config_class}
 PEAK_LR = {"mini": 2e-3, "70m": 6e-4, "160m": 4e-4, "410m": 3e-4}
 LONGEST, MOST_EPOCHS = 2**50, 1_000_000  # of a run; beyond is a slip of the hand
 EVALUATIONS = 10  # a run that says nothing about it is evaluated this often
-FREE = ("data",)  # fields that decide no number: a run goes on where they differ
+FREE = ("data", "log")  # fields that decide no number: a run goes on where they differ
 
 
 class Budget(NamedTuple):
@@ -70,6 +70,7 @@ class RunConfig:
         impl: implementation of the tokens' interaction, "auto" takes the fastest.
         compile: train on `torch.compile`d passes.
         recompute: form most activations again in the backward pass, for less memory (`LanguageModel.recompute`).
+        log: where the records go besides `metrics.jsonl` (`logs`); decides no number.
 
     Raises:
         ConfigError: a value out of range.
@@ -95,6 +96,7 @@ class RunConfig:
     impl: str = "auto"
     compile: bool = False
     recompute: bool = False
+    log: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
     def __post_init__(self) -> None:
         if self.epochs is not None:
@@ -125,6 +127,8 @@ class RunConfig:
             raise ConfigError(f"give exactly one of steps, tokens and epochs, got {', '.join(given) or 'none'}")
         if self.micro_batch is not None and self.micro_batch > self.batch_size:
             raise ConfigError(f"micro_batch must be at most batch_size {self.batch_size}, got {self.micro_batch}")
+        if len(set(self.log)) < len(self.log):
+            raise ConfigError(f"log must name each one once, got {list(self.log)}")
         if not re.fullmatch(r"[0-9a-f]{64}", self.data_sha256):
             raise ConfigError(f"data_sha256 must be 64 hexadecimal digits, got {self.data_sha256!r}")
         for name in ("data", "tokenizer", "impl"):

@@ -25,10 +25,12 @@ from tangolm.data.mixture import MixedSplit
 from tangolm.data.shards import Split
 from tangolm.evaluation.nll import evaluate
 from tangolm.models import LanguageModel, build_model
-from tangolm.training import checkpoint, environment
+from tangolm.training import checkpoint, environment, logs, observe
 from tangolm.training.checkpoint import State
 from tangolm.training.durable import locked, write_json
-from tangolm.training.metrics import MetricsWriter, drop_after, median_update_seconds
+from tangolm.training.fit import check_fits
+from tangolm.training.memory import peak_memory_bytes
+from tangolm.training.metrics import MetricsWriter, drop_after, median_tokens_per_second, median_update_seconds
 from tangolm.training.optim import build_optimizer, learning_rate
 from tangolm.training.progress import Display
 from tangolm.training.run import Budget, Run, RunConfig, check_same, claim, open_data
@@ -53,6 +55,7 @@ class Result:
         best_step, best_nll: of the lowest development NLL so far.
         last_nll: of the last evaluation in this call.
         median_update_seconds: of the synchronised updates of this call, without warm-up, data and evaluation.
+        tokens_per_s: of those updates, the median.
         message: one line for the user: how to go on.
     """
 
@@ -65,6 +68,7 @@ class Result:
     best_nll: float | None
     last_nll: float | None
     median_update_seconds: float | None
+    tokens_per_s: float | None
     message: str
 
     @property
@@ -106,6 +110,8 @@ def train(
             raise ValueError(f"out {str(folder)!r} already holds a run; go on with --resume, or name another folder")
         check_same(config, to_dict(Run(folder).config), f"the run in {str(folder)!r}")
     place = environment.choose(config)
+    logs.require(config)
+    too_large = check_fits(config, place)
     splits = open_data(config, "train"), open_data(config, "dev")
     budget = config.budget(splits[0].rows)
     model = build_model(config.model, config.model_seed, config.impl).to(place.device)
@@ -113,6 +119,7 @@ def train(
         claim(folder)
         with locked(folder):
             trainer = Trainer(Run.create(folder, config), config, place, model, splits, budget)
+            trainer.notes += [too_large] if too_large else []
             return trainer.run_steps(trainer.begin(), stop_after, progress)
     except OSError as error:
         raise TrainingError(f"run {folder}: {error}; mend that and go on with --resume") from error
@@ -139,6 +146,9 @@ class Trainer:
         self.rotates = getattr(config.model, "segments", 1) > 1
         self.notes: list[str] = []
         self.last_nll: float | None = None
+        self.rates = observe.Rates(config, place)
+        self.spikes = observe.Spikes()
+        self.sample_ids: list[int] = []  # rows of the last batch
 
     def begin(self) -> State:
         """Restore the last whole checkpoint of this run, or start at step 0; note what had to be passed over."""
@@ -173,6 +183,7 @@ class Trainer:
                     f"no whole checkpoint is left: {self.notes[0].removeprefix('passed over: ')}"
                 )
         drop_after(self.run.metrics_path, state.step)
+        self.spikes = observe.Spikes(observe.recent_losses(self.run.metrics()))
         earlier = self.run.environment()
         record = environment.describe(self.place, self.model.impl, state.step)
         history = [*earlier.pop("earlier"), earlier] if earlier else []
@@ -194,16 +205,21 @@ class Trainer:
         stop_at = steps if stop_after is None else min(steps, state.step + stop_after)
         saved = state.step if checkpoint.newest(self.run.checkpoints) else None
         records: list[dict[str, Any]] = []
-        metrics = MetricsWriter(self.run.metrics_path)
+        metrics = MetricsWriter(self.run.metrics_path, logs.open_logs(self.config, self.run.folder, state.step))
         try:
             with Signals() as signals, Display(steps, state.step, progress) as display:
                 for note in self.notes:
                     display.note(note)
                 while state.step < stop_at and signals.received is None:
-                    state, record = self.step(state)
+                    state, record = self.step(state, metrics)
                     metrics.write(record)
                     records.append(record)
                     display.step(record)
+                    usual = self.spikes.usual(record["loss"])
+                    if usual is not None:
+                        spike = observe.spike_record(record, usual, self.sample_ids, self._last_good())
+                        metrics.write(spike)
+                        display.spike(spike)
                     if state.step % self.config.evaluation_steps(steps) == 0 or state.step == steps:
                         state, evaluation = self.evaluate(state)
                         metrics.write(evaluation)
@@ -222,13 +238,22 @@ class Trainer:
                 return self._result(state, signals.received, records)
         finally:
             metrics.close()
+            self._record_peak()
 
-    def step(self, state: State) -> tuple[State, dict[str, Any]]:
+    def _record_peak(self) -> None:
+        """The environment says how much memory this start took; of one that was killed, the metrics still do."""
+        record = self.run.environment()
+        if record is not None:
+            peak = peak_memory_bytes(self.place.device)
+            write_json(self.run.folder / "environment.json", {**record, "peak_memory_bytes": peak})
+
+    def step(self, state: State, metrics: MetricsWriter) -> tuple[State, dict[str, Any]]:
         """One optimizer step; the state behind it and its record."""
         config = self.config
         number = state.step + 1
         count = min(config.batch_size, self.budget.samples - state.samples)
         batch = self.loader.batch(state.samples, count)
+        self.sample_ids = batch.sample_ids.tolist()
         lr = learning_rate(config.optimizer, number, self.budget.steps)
         if self.rotates:
             self.model.rotate(number)
@@ -246,9 +271,10 @@ class Trainer:
                 precision=self.place.autocast,
             )
         except NonFinite as error:
-            raise self._diverged(
-                number, f"{error} on samples {state.samples} to {state.samples + count - 1}"
-            ) from error
+            metrics.write(observe.diverged_record(number, str(error), self.sample_ids, self._last_good()))
+            rows = observe.rows_named(self.sample_ids)
+            samples = f"samples {state.samples} to {state.samples + count - 1} ({rows})"
+            raise self._diverged(number, f"{error} on {samples}") from error
         self.place.synchronise()
         seconds = time.perf_counter() - started
         tokens = batch.input_ids.numel()
@@ -264,12 +290,14 @@ class Trainer:
             "samples": state.samples,
             "seconds": seconds,
             "tokens_per_s": tokens / seconds,
+            **observe.step_fields(self.rates, self.place, count, seconds),
         }
 
     def evaluate(self, state: State) -> tuple[State, dict[str, Any]]:
         """Development NLL; the state with the best so far, and the record."""
         if self.rotates:
             self.model.rotate(0)
+        started = time.perf_counter()
         with self.place.autocast():
             result = evaluate(self.model, self.dev, EVALUATION_BATCH, self.config.evaluation_rows, self.place.device)
         if not math.isfinite(result.nll):
@@ -287,7 +315,8 @@ class Trainer:
             "tokens": result.tokens,
             "accuracy": result.accuracy,
             "best": best,
-            **({"parts": {name: part["nll"] for name, part in result.parts.items()}} if result.parts else {}),
+            "seconds": time.perf_counter() - started,
+            **observe.evaluation_fields(self.model, result),
         }
 
     def save(self, state: State) -> None:
@@ -300,6 +329,10 @@ class Trainer:
         last = checkpoint.save(root, self.model, self.optimizer, state, self.config.tokenizer)
         best = last if state.best_step is None else root / checkpoint.folder_name(state.best_step)
         checkpoint.rotate(root, (last, best))
+
+    def _last_good(self) -> str | None:
+        good = checkpoint.newest(self.run.checkpoints)
+        return None if good is None else good.name
 
     def _diverged(self, step: int, what: str) -> TrainingError:
         good = checkpoint.newest(self.run.checkpoints)
@@ -326,6 +359,7 @@ class Trainer:
             best_nll=state.best_nll,
             last_nll=self.last_nll,
             median_update_seconds=median_update_seconds(records),
+            tokens_per_s=median_tokens_per_second(records),
             message=message,
         )
 

@@ -1,0 +1,82 @@
+"""Whether a run fits its device's memory, said before it takes any.
+
+The estimate (`models.training_memory_bytes`, of one micro-batch) is what a step holds for certain: weights, gradients, moments
+and what autograd keeps. Passing tensors, the allocator and the interpreter come on top, so that real steps took 1.4 to 2.3
+times as much where that was measured. Hence a run is refused only where the estimate alone is above ALL the memory there is
+(swap and control groups counted), which no other program's use and no error of the estimate explains; where it is above what is
+available now, the run begins with a warning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tangolm.config import ConfigError
+from tangolm.models import training_memory_bytes
+from tangolm.training.environment import Place
+from tangolm.training.memory import Memory, device_memory
+from tangolm.training.run import RunConfig
+
+
+def estimated_bytes(config: RunConfig, place: Place, micro_batch: int | None = None) -> int:
+    """The estimate for a micro-batch of the run, or of so many sequences."""
+    batch = micro_batch or config.micro_batch or config.batch_size
+    return training_memory_bytes(config.model, batch, place.precision, config.impl, config.recompute)
+
+
+def check_fits(config: RunConfig, place: Place) -> str | None:
+    """A warning where the run may be too large for the memory that is available; None where it seems to fit or nothing is known.
+
+    Raises:
+        ConfigError: it cannot fit; the message names the largest micro_batch that does.
+    """
+    memory = device_memory(place.device)
+    if memory is None or _surely_below(config) <= memory.available:
+        return None
+    needed = estimated_bytes(config, place)
+    if needed <= memory.available:
+        return None
+    micro_batch = config.micro_batch or config.batch_size
+    what = (
+        f"micro_batch {micro_batch} needs at least {_gib(needed)} on {place.device.type}, which has {_gib(memory.total)} "
+        f"({_gib(memory.available)} available): {_remedy(config, place, memory)}"
+    )
+    if needed > memory.total:
+        raise ConfigError(what)
+    return what
+
+
+def largest(config: RunConfig, place: Place, limit: int) -> int:
+    """The largest micro_batch whose estimate is within `limit` bytes; 0 where not even one sequence is."""
+    fits, fails = 0, (config.micro_batch or config.batch_size) + 1
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if estimated_bytes(config, place, middle) <= limit:
+            fits = middle
+        else:
+            fails = middle
+    return fits
+
+
+def _remedy(config: RunConfig, place: Place, memory: Memory) -> str:
+    fits = largest(config, place, memory.available)
+    if fits:
+        return f"by the estimate the largest that fits is micro_batch={fits}"
+    if not config.recompute:
+        fits = largest(dataclasses.replace(config, recompute=True), place, memory.available)
+        if fits:
+            return f"not even micro_batch=1 fits; with recompute=true the largest that fits is micro_batch={fits}"
+    return "not even micro_batch=1 fits, with recompute=true neither; take a smaller model or a shorter context"
+
+
+def _surely_below(config: RunConfig) -> int:
+    """More than the estimate of any architecture can be, without tracing: most runs are far from any limit."""
+    model, batch = config.model, config.micro_batch or config.batch_size
+    rows = batch * model.context
+    wide = 32 * model.width + 16 * model.gated_width + model.vocab_size
+    pairs = batch * model.width * model.context**2  # at most a matrix of all pairs a channel
+    return 16 * model.parameters()["total"] + 4 * (model.depth * (rows * wide + pairs))
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB"
