@@ -75,7 +75,8 @@ def _surely_below(config: RunConfig) -> int:
     rows = batch * model.context
     wide = 32 * model.width + 16 * model.gated_width + model.vocab_size
     pairs = batch * model.width * model.context**2  # at most a matrix of all pairs a channel
-    return 16 * model.parameters()["total"] + 4 * (model.depth * (rows * wide + pairs))
+    weights = (16 + 8 * model.depth) * model.parameters()["total"]  # an application may keep its weights rounded or cut
+    return weights + 4 * model.depth * (rows * wide + pairs)
 
 
 def _gib(count: int) -> str:
