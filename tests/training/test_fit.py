@@ -13,7 +13,8 @@ from tangolm.config import ConfigError
 from tangolm.models import training_memory_bytes
 from tangolm.training import Run, RunConfig, environment, fit, plan, train
 from tangolm.training.memory import Memory
-from tests.models.tiny import EVERY, tiny as tiny_model
+from tests.models.tiny import EVERY
+from tests.models.tiny import tiny as tiny_model
 
 Make = Callable[..., RunConfig]
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tangolm.models import LanguageModel, build_model
 from tangolm.training import Run, RunConfig, train
-from tests.models.tiny import EVERY, tiny as tiny_model
+from tests.models.tiny import EVERY
+from tests.models.tiny import tiny as tiny_model
 
 # What autocast may do in bfloat16: products that accumulate in float32, what moves or joins their results, SiLU of a projection.
 # (Attention's own scores and softmax are float32 inside its kernel.) Whatever else takes a bfloat16 tensor is a fault.
