@@ -55,8 +55,7 @@ def train(
         raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
     config = _config(out, preset, data, set_ or [], {key: v for key, v in fields.items() if v is not None}, resume)
     if dry_run:
-        print("probing one step in a process of its own ...", file=sys.stderr, flush=True)
-        planned = plan(config, probe=True)
+        planned = plan(config, probe=True, note=lambda line: print(line, file=sys.stderr, flush=True))
         print_json(planned) if json else _print_plan(planned)
         return
     result = train_run(config, out, resume=resume, stop_after=stop_after, progress=not quiet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tangolm.data.mixture import MixedSplit
@@ -15,12 +16,13 @@ from tangolm.training.optim import learning_rate, warmup_steps
 from tangolm.training.run import RunConfig, open_data
 
 
-def plan(config: RunConfig, *, probe: bool = False) -> dict[str, Any]:
+def plan(config: RunConfig, *, probe: bool = False, note: Callable[[str], object] | None = None) -> dict[str, Any]:
     """The dry run: everything is checked and the data hashed, nothing is written.
 
     Args:
         config: of the run.
         probe: also measure one step in a process of its own, which takes seconds (a minute for the largest models).
+        note: called with a line before what takes its time.
 
     Returns:
         JSON data: run_id; device, precision, impl (what "auto" becomes); parameters; macs_per_sequence and
@@ -45,6 +47,8 @@ def plan(config: RunConfig, *, probe: bool = False) -> dict[str, Any]:
     macs = config.model.macs()
     warmup = warmup_steps(config.optimizer, steps)
     marks = sorted({1, max(1, warmup), max(1, steps // 2), steps})
+    if probe and note is not None:
+        note(f"probing one step with micro_batch {micro_batch} in a process of its own ...")
     return {
         "run_id": config.run_id,
         "device": place.device.type,

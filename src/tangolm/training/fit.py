@@ -2,9 +2,9 @@
 
 The estimate (`models.training_memory_bytes`, of one micro-batch) is what a step holds for certain: weights, gradients, moments
 and what autograd keeps. Passing tensors, the allocator and the interpreter come on top: real steps on a CPU took 1.4 to 2.6
-times as much at the mini tier and 1.08 to 1.13 times at 70M, never less. Hence a run is refused only where the estimate alone is above ALL the memory there is
-(swap and control groups counted), which no other program's use and no error of the estimate explains; where it is above what is
-available now, the run begins with a warning.
+times as much at the mini tier and 1.08 to 1.13 times at 70M, never less. Hence a run is refused only where the estimate alone is
+above ALL the memory there is (swap and control groups counted), which neither other programs nor an error of the estimate
+explain; where it is above what is available now, the run begins with a warning.
 """
 
 from __future__ import annotations
