@@ -22,7 +22,7 @@ NARROW = {
     "products": "mm addmm bmm _scaled_dot_product_flash_attention_for_cpu",
     "projections": "silu silu_ mul.Tensor add.Tensor",
     "moves": "_to_copy _unsafe_view alias clone copy_ constant_pad_nd detach expand permute select.int slice.Tensor split.Tensor "
-    "t transpose.int unsqueeze squeeze.dim view cat",
+    "t transpose.int unsqueeze squeeze.dim view cat where.self masked_fill.Scalar gather index.Tensor index_copy zeros_like",
 }
 OWN = {  # our operators, and which of their arguments are scores' operands
     "tangolm::aggregate_gates": ("query", "key", "temperature"),
