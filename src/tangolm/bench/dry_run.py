@@ -1,7 +1,7 @@
 """What a dry run says that a run costs, against what the run then takes: peak memory, seconds of a step and of the whole.
 
-Each round probes and then trains for some steps, in processes of their own, so that a slow moment of the machine meets both;
-figures are medians over rounds of probed / measured. The whole is all updates and evaluations, the first ones included.
+Probes and runs of some steps take turns, each in a process of its own; a run is compared with the mean of the probes before and
+behind it, so that a drift of the machine cancels. Figures are medians over runs of probed / measured. The whole is all updates and evaluations, the first ones included.
 """
 
 from __future__ import annotations
@@ -103,16 +103,20 @@ def run(options: Options) -> DryRunResult:
     Raises:
         ValueError: a probe or a run that does not get through.
     """
-    rounds: dict[str, list[tuple[Figures, Figures]]] = {case: [] for case in options.cases}
+    rounds: dict[str, list[tuple[Figures, Figures]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         recall.prepare(None, data, DATA)
-        for number in range(options.repeats):
-            for case, pairs in rounds.items():
-                preset, fields = CASES[case]
-                fixed = (f"steps={options.steps}", f"evaluate_every={options.steps // 2}")
-                config = run_config(preset, data, [*fixed, *fields])
-                pairs.append((_probed(config), _measured(config, Path(folder) / f"{case}-{number}")))
+        for case in options.cases:
+            preset, fields = CASES[case]
+            fixed = (f"steps={options.steps}", f"evaluate_every={options.steps // 2}")
+            config = run_config(preset, data, [*fixed, *fields])
+            before = _probed(config)
+            rounds[case] = []
+            for number in range(options.repeats):
+                measured, behind = _measured(config, Path(folder) / f"{case}-{number}"), _probed(config)
+                rounds[case].append((_mean(before, behind), measured))
+                before = behind
     rows = []
     for case, pairs in rounds.items():
         memory = [a.peak_bytes / b.peak_bytes for a, b in pairs if a.peak_bytes and b.peak_bytes]
@@ -150,6 +154,14 @@ def render(result: DryRunResult) -> list[str]:
 def _probed(config: RunConfig) -> Figures:
     probe = plan(config, probe=True)["probe"]
     return Figures(probe["peak_memory_bytes"], probe["seconds_per_step"], 3600 * probe["hours_total"])
+
+
+def _mean(a: Figures, b: Figures) -> Figures:
+    return Figures(
+        None if a.peak_bytes is None or b.peak_bytes is None else (a.peak_bytes + b.peak_bytes) // 2,
+        (a.step_seconds + b.step_seconds) / 2,
+        (a.total_seconds + b.total_seconds) / 2,
+    )
 
 
 def _measured(config: RunConfig, folder: Path) -> Figures:
