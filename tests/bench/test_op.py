@@ -12,10 +12,11 @@ import torch
 
 from tangolm import ops
 from tangolm.bench import op
-from tangolm.bench.machine import Machine, extra_peak_bytes, peak_bytes, product_rate
+from tangolm.bench.machine import Machine, extra_peak_bytes, product_rate
 from tangolm.bench.op import BARS, Bar, OpResult, Options, render, run, shortfalls
 from tangolm.ops import reference
 from tangolm.ops.compare import Error
+from tangolm.training.memory import peak_memory_bytes
 
 TINY = Options(batch=2, heads=2, tokens=70, key_width=8, gate_width=16, repeats=2)
 RIGHT = (Error("average", 1e-7, 1e-7, 2e-7),)
@@ -137,7 +138,7 @@ def test_refused(change: dict[str, int | str], message: str) -> None:
         Options(**change)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(peak_bytes() is None, reason="the system does not tell a process its peak")
+@pytest.mark.skipif(peak_memory_bytes() is None, reason="the system does not tell a process its peak")
 def test_peak_memory_of_a_call() -> None:
     extra = extra_peak_bytes(touch, 300)
     assert extra is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,3 +59,23 @@ def test_rate(value: float, text: str) -> None:
 def test_mean_and_deviation() -> None:
     assert numbers.mean_sd(spread([1.0, 2.0, 3.0])) == "2.000 ± 1.000 (n = 3)"
     assert numbers.mean_sd(spread([0.5]), 100, 1) == "50.0 (n = 1)"
+
+
+def test_speed_memory_and_temperatures_are_shown_where_they_were_recorded(make_run: Callable[..., Path]) -> None:
+    plain, full = make_run("a"), make_run("b")
+    lines = [json.loads(line) for line in (full / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "train":
+            line |= {"operations_per_s": 2e9, "utilisation": None, "memory_bytes": 2**30 + line["step"]}
+        else:
+            line |= {"temperatures": {"block 0": [10.0, line["step"] / 10]}}
+    lines.append(
+        {"kind": "spike", "step": 40, "loss": 9.0, "usual": 2.0, "sample_ids": [], "last_good_checkpoint": None}
+    )
+    (full / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = {row.label: row.values for row in summary_rows(read_runs([plain, full]))}
+    assert rows["Model operations a second"] == ("not measured", "2.00 G")
+    assert rows["Peak memory"] == ("not measured", "1.00 GiB")
+    temperatures = rows["Temperatures of the heads, first to last evaluation"]
+    assert temperatures == ("not measured", "5.50 (1.00–10.00) to 7.00 (4.00–10.00)")
+    assert "Peak memory" not in {row.label for row in summary_rows(read_runs([plain]))}

@@ -18,7 +18,7 @@ from tangolm.config import ConfigError, to_dict
 from tangolm.training import OptimizerConfig, Run, RunConfig, checkpoint, config_from_dict, plan, run_config, train
 from tangolm.training import trainer as trainer_module
 from tangolm.training.run import FREE, check_same
-from tests.training.sums import CONTEXT
+from tests.training.sums import CONTEXT, MEASURED
 
 Make = Callable[..., RunConfig]
 SHA = "0" * 64
@@ -88,6 +88,8 @@ def test_overrides_come_last(sums: Path) -> None:
         (["optimizer.warmup=1.5"], "optimizer: warmup must be"),
         (["optimizer.betas=[0.9]"], "optimizer.betas must have 2 items"),
         (["model.architecture=mamba"], "architecture 'mamba' is not known"),
+        (['log=["mlflow"]'], "log[0] must be one of 'tensorboard', 'wandb', got 'mlflow'"),
+        (['log=["wandb", "wandb"]'], "log must name each one once"),
         (["model.width=65"], "model: width must be"),
     ],
 )
@@ -113,6 +115,7 @@ valid = st.fixed_dictionaries(
         "impl": st.sampled_from(["auto", "reference"]),
         "compile": st.booleans(),
         "recompute": st.booleans(),
+        "log": st.sampled_from([(), ("tensorboard",), ("tensorboard", "wandb")]),
         "optimizer": st.builds(
             OptimizerConfig,
             peak_lr=st.floats(1e-8, 10),
@@ -178,7 +181,7 @@ def observe(config: RunConfig, out: Path) -> dict[str, Any]:
         )
         patch.setattr(torch, "compile", lambda model: compiled.append(type(model).__name__) or model)
         run = Run(train(config, out, progress=False).folder)
-    metrics = [{k: v for k, v in record.items() if k not in ("seconds", "tokens_per_s")} for record in run.metrics()]
+    metrics = [{k: v for k, v in record.items() if k not in MEASURED} for record in run.metrics()]
     environment = run.environment()
     assert environment is not None
     planned = {key: value for key, value in plan(config).items() if key != "run_id"}
@@ -190,6 +193,7 @@ def observe(config: RunConfig, out: Path) -> dict[str, Any]:
         "compiled": compiled,
         "impl": environment["impl"],
         "plan": planned,
+        "files": sorted(path.name for path in run.folder.iterdir()),
     }
 
 
@@ -217,6 +221,7 @@ CHANGES: dict[str, Any] = {
     "compile": "compile=true",
     "parallel": "parallel=fsdp",
     "recompute": "recompute=true",
+    "log": 'log=["tensorboard"]',
     "optimizer.peak_lr": "optimizer.peak_lr=1e-3",
     "optimizer.betas": "optimizer.betas=[0.8, 0.9]",
     "optimizer.eps": "optimizer.eps=1e-4",

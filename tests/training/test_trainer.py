@@ -25,7 +25,7 @@ from tangolm.training import Run, RunConfig, TrainingError, checkpoint, train
 from tangolm.training import trainer as trainer_module
 from tangolm.training.durable import locked
 from tangolm.training.metrics import MetricsWriter
-from tests.training.sums import prepare_sums, same_bits, weights
+from tests.training.sums import MEASURED, prepare_sums, same_bits, weights
 
 Make = Callable[..., RunConfig]
 
@@ -36,10 +36,7 @@ def losses(run: Run) -> list[float]:
 
 def timeless(run: Run) -> list[dict[str, Any]]:
     """The metrics without what the clock says."""
-    return [
-        {key: value for key, value in record.items() if key not in ("seconds", "tokens_per_s")}
-        for record in run.metrics()
-    ]
+    return [{key: value for key, value in record.items() if key not in MEASURED} for record in run.metrics()]
 
 
 @pytest.fixture
@@ -157,7 +154,9 @@ def test_not_a_number_stops_the_run_by_step_and_checkpoint(
     build = trainer_module.build_model
     monkeypatch.setattr(trainer_module, "build_model", lambda *a: models.append(build(*a)) or models[-1])
     monkeypatch.setattr(Loader, "batch", batch)
-    with pytest.raises(TrainingError, match=r"^step 6: .* on samples 20 to 23; .*step-00000004.*optimizer\.peak_lr"):
+    with pytest.raises(
+        TrainingError, match=r"^step 6: .* on samples 20 to 23 \(rows .*\); .*step-00000004.*optimizer\.peak_lr"
+    ):
         train(config, tmp_path / "run", progress=False)
     monkeypatch.undo()
     run = Run(tmp_path / "run")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tangolm.training.memory import peak_memory_bytes
 
 PRODUCT = 2048  # rows and columns of the square product whose rate is the yardstick
 
@@ -72,24 +73,10 @@ def extra_peak_bytes(prepare: Callable[..., Callable[[], object]], *arguments: A
 def _extra_peak(threads: int, prepare: Callable[..., Callable[[], object]], *arguments: Any) -> int | None:
     torch.set_num_threads(threads)
     call = prepare(*arguments)
-    before = peak_bytes()
+    before = peak_memory_bytes()
     call()
-    after = peak_bytes()
+    after = peak_memory_bytes()
     return None if before is None or after is None else after - before
-
-
-def peak_bytes() -> int | None:
-    """The most memory this process has held so far: VmHWM on Linux, elsewhere what getrusage says."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        try:
-            import resource
-        except ImportError:  # Windows
-            return None
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else 1024 * peak
-    return next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), None)
 
 
 def _cpu_model() -> str:

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tangolm.bench import bars, decode, growth, head, op, processes, train
+from tangolm.bench import bars, decode, dry_run, growth, head, op, processes, train
 from tangolm.cli.app import Commands, Json, items, print_json, whole_numbers
 from tangolm.report import write_growth
 
 DEFAULT, HEAD, GROWTH, PROCESSES = op.Options(), head.Options(), growth.Options(), processes.Options()
+PROBED = dry_run.Options()
 Models = Annotated[str, typer.Argument(help="Comma-separated; the others are compared with the first.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit code 1 where a bar set for these sizes is missed.")]
 Out = Annotated[Path | None, typer.Option(help="Also write the result as JSON to this file.")]
@@ -27,9 +28,17 @@ class Benchmarks(Commands):
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=Benchmarks, help="Measure speed and memory, correctness first.")
-    for command in (bench_op, bench_train, bench_decode, bench_head, bench_growth, bench_processes):
-        group.command(command.__name__.removeprefix("bench_"))(command)
-    group.command("plot")(bench_plot)
+    for command in (
+        bench_op,
+        bench_train,
+        bench_decode,
+        bench_head,
+        bench_growth,
+        bench_dry_run,
+        bench_processes,
+        bench_plot,
+    ):
+        group.command(command.__name__.removeprefix("bench_").replace("_", "-"))(command)
     app.add_typer(group, name="bench")
 
 
@@ -135,6 +144,24 @@ def bench_growth(
     _show(result.to_dict(), growth.render(result), out, json)
     if check:
         _judge(growth.BARS, options, {"growth": result})
+
+
+def bench_dry_run(
+    cases: Annotated[str, typer.Argument(help=f"Comma-separated, of: {', '.join(dry_run.CASES)}.")] = ",".join(
+        dry_run.CASES
+    ),
+    steps: Annotated[int, typer.Option(help="Length of the runs.")] = PROBED.steps,
+    repeats: Annotated[int, typer.Option(help="Rounds, of which medians are given.")] = PROBED.repeats,
+    check: Check = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """What the probe of a dry run says, against runs of some steps."""
+    options = dry_run.Options(tuple(items(cases)), steps, repeats)
+    result = dry_run.run(options)
+    _show(result.to_dict(), dry_run.render(result), out, json)
+    if check:
+        _judge(dry_run.BARS, options, {row.case: row for row in result.rows})
 
 
 def bench_processes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from tangolm.training import Run, RunConfig, evaluate_run, plan, run_config, run
 from tangolm.training import train as train_run
 from tangolm.training.distributed import joined
 from tangolm.training.init_from import find_origin
+from tangolm.training.progress import duration
 from tangolm.training.run import RESOLVE
 
 
@@ -47,7 +49,9 @@ def train(
         bool, typer.Option("--resume", help="Go on from the last checkpoint of the run in --out.")
     ] = False,
     stop_after: Annotated[int | None, typer.Option(help="Save and stop after so many steps; --resume goes on.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would be and cost; do nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the run would be, and from one step what it would cost.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
     json: Json = False,
 ) -> None:
@@ -59,7 +63,11 @@ def train(
     with joined() as world:
         config = world.agree(lambda: _config(out, preset, data, init_from, set_ or [], given, resume))
         if dry_run:
-            planned = world.on_first(lambda: plan(config, out))
+            planned = world.on_first(
+                lambda: plan(
+                    config, out, probe=True, note=lambda line: print(line, file=sys.stderr, flush=True), world=world
+                )
+            )
             if world.first:
                 print_json(planned) if json else _print_plan(planned)
             return
@@ -116,23 +124,32 @@ def _config(
 
 def _print_plan(planned: dict[str, Any]) -> None:
     schedule, data = planned["schedule"], planned["data"]
-    parameters = planned["parameters"]
+    parameters, probe = planned["parameters"], planned["probe"]
+    peak = probe["peak_memory_bytes"]
+    peak = "peak n/a on this device" if peak is None else f"peak of the probe {peak / 2**20:,.0f} MiB"
     lr = ", ".join(f"{rate:.2e} at step {int(step):,}" for step, rate in schedule["lr"].items())
     rows = {
         "run": planned["run_id"],
         "device": f"{planned['device']} ({planned['device_name']}), {planned['precision']}, impl {planned['impl']}",
         "parameters": f"{parameters['total']:,} ({parameters['non_embedding']:,} without the embedding)",
         "MACs a sequence": f"{planned['macs_per_sequence']:,} ({planned['useful_macs_per_sequence']:,} causal)",
-        "memory": f"about {planned['training_memory_bytes'] / 2**20:,.0f} MiB for a pass of {planned['micro_batch']} sequences",
+        "memory": f"at least {planned['training_memory_bytes'] / 2**20:,.0f} MiB for a pass of {planned['micro_batch']} sequences; "
+        f"{peak}",
         "length": f"{planned['steps']:,} steps, {planned['tokens']:,} tokens, {planned['epochs']:.2f} epochs",
         "batch": f"{planned['batch_size']} sequences in {planned['passes_per_step']} passes",
         "data": f"{data['train_rows']:,} rows, {data['supervised_share']:.1%} of the tokens supervised; "
         f"{data['dev_rows']:,} development rows",
         "learning rate": f"warm-up {schedule['warmup_steps']} steps; {lr}",
         "evaluation": f"every {planned['evaluate_every']} steps, checkpoint every {planned['checkpoint_every']}",
+        "time": f"{duration(3600 * probe['hours_total'])}: {probe['seconds_per_step']:.3g} s a step, "
+        f"{probe['evaluations']} evaluations of {probe['seconds_per_evaluation']:.3g} s",
+        "rate": f"{probe['tokens_per_s']:,.0f} tokens/s, {probe['operations_per_s'] / 1e9:,.1f} G operations/s, utilisation "
+        + ("n/a" if probe["utilisation"] is None else f"{probe['utilisation']:.1%}"),
     }
     for name, text in rows.items():
         print(f"{name:>16}: {text}")
+    if planned["warning"] is not None:
+        print(f"{'warning':>16}: {planned['warning']}")
 
 
 def evaluate(

@@ -11,7 +11,6 @@ again, it goes on where it was.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from tangolm.data import Loader, Progress, no_progress, open_split, prepare, read_manifest
 from tangolm.experiments.answers import answer_run
 from tangolm.training import Result, Run, RunConfig, checkpoint, run_config, train
+from tangolm.training.memory import peak_memory_bytes
 
 DATASET = "dm-mathematics"
 MODEL_SEED, DATA_SEED = 17, 101
@@ -151,7 +151,7 @@ def run(
         for place in runs:
             answer_run(Run(place), progress=_named(progress, place.name))
     return QuickstartResult(
-        folder, data, tuple(runs), interrupted, trained, time.monotonic() - started, _peak_memory_bytes()
+        folder, data, tuple(runs), interrupted, trained, time.monotonic() - started, peak_memory_bytes()
     )
 
 
@@ -227,12 +227,3 @@ def _named(progress: Progress | None, name: str) -> Progress | None:
     if progress is None:
         return None
     return lambda done, total, what: progress(done, total, f"{name}: {what}")
-
-
-def _peak_memory_bytes() -> int | None:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

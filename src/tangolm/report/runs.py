@@ -15,6 +15,7 @@ from tangolm.config import to_dict
 from tangolm.data import data_sha256, read_data
 from tangolm.experiments.answers import NAME as ANSWERS
 from tangolm.training import Run, RunConfig, median_update_seconds
+from tangolm.training.metrics import WARMUP_UPDATES
 from tangolm.training.run import FREE
 
 
@@ -122,8 +123,26 @@ class RunRecord:
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """Where the environment recorded it."""
-        return (self.environment or {}).get("peak_memory_bytes")
+        """The most that any start of it took; None where the device does not say."""
+        recorded = [record.get("memory_bytes") for record in self.updates]
+        recorded.append((self.environment or {}).get("peak_memory_bytes"))
+        return max((peak for peak in recorded if peak is not None), default=None)
+
+    @property
+    def operations_per_second(self) -> float | None:
+        """Median of the model operations of settled updates; None in runs of a version that did not record them."""
+        settled = self.updates[WARMUP_UPDATES:] or self.updates
+        rates = [record["operations_per_s"] for record in settled if "operations_per_s" in record]
+        return statistics.median(rates) if rates else None
+
+    @property
+    def temperatures(self) -> tuple[list[float], list[float]] | None:
+        """tau of all heads at the first and the last evaluation."""
+        found = [record["temperatures"] for record in self.evaluations if "temperatures" in record]
+        if not found:
+            return None
+        first, last = ([tau for block in one.values() for tau in block] for one in (found[0], found[-1]))
+        return first, last
 
     def configuration(self, base: Path) -> dict[str, Any]:
         """The configuration as JSON data, the place of the data relative to the folder `base`."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich import box
@@ -85,6 +86,16 @@ def summary_rows(runs: Sequence[RunRecord]) -> list[Row]:
             lambda run: None if run.tokens_per_second is None else numbers.rate(run.tokens_per_second),
         )
     )
+    if any(run.operations_per_second for run in runs):
+        rows.append(
+            _row(
+                "Model operations a second",
+                runs,
+                lambda run: None if run.operations_per_second is None else numbers.short(run.operations_per_second),
+            )
+        )
+    if any(run.temperatures for run in runs):
+        rows.append(_row("Temperatures of the heads, first to last evaluation", runs, _temperatures))
     if any(run.peak_memory_bytes for run in runs):
         rows.append(
             _row(
@@ -265,6 +276,12 @@ def answers_table(runs: Sequence[RunRecord], limit: int) -> Table:
 
 def _row(label: str, runs: Sequence[RunRecord], value: Callable[[RunRecord], str | None]) -> Row:
     return Row(label, tuple(MISSING if (text := value(run)) is None else text for run in runs))
+
+
+def _temperatures(run: RunRecord) -> str | None:
+    if run.temperatures is None:
+        return None
+    return " to ".join(f"{fmean(taus):.2f} ({min(taus):.2f}–{max(taus):.2f})" for taus in run.temperatures)
 
 
 def _lowest(label: str, values: Sequence[float | None], details: tuple[str, ...]) -> Row:

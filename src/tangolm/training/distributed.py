@@ -45,11 +45,13 @@ class World:
         rank: of this process, from 0.
         size: how many there are.
         local_rank: of this process on its machine.
+        local_size: how many there are on it.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 1
 
     @property
     def first(self) -> bool:
@@ -63,6 +65,11 @@ class World:
     def largest_share(self, count: int) -> int:
         """How many things the process with most has."""
         return -(-count // self.size)
+
+    def micro_batch(self, batch_size: int, micro_batch: int | None) -> int:
+        """Sequences of one pass of a process: what is asked for, or all that it has of a batch."""
+        share = self.largest_share(batch_size)
+        return share if micro_batch is None else min(micro_batch, share)
 
     def sum(self, values: Tensor) -> Tensor:
         """`values` (on the CPU) added up over the processes, in place."""
@@ -120,7 +127,10 @@ def joined() -> Iterator[World]:
         return
     if not dist.is_available():
         raise ValueError(f"WORLD_SIZE is {size}, but this torch has no torch.distributed; start without torchrun")
-    world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
+    local_rank, local_size = (
+        int(os.environ.get(f"LOCAL_{name}", value)) for name, value in (("RANK", 0), ("WORLD_SIZE", 1))
+    )
+    world = World(int(os.environ["RANK"]), size, local_rank, local_size)
     if dist.is_initialized():
         yield world
         return

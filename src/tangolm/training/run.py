@@ -35,7 +35,13 @@ RESOLVE = {ModelConfig: config_class}
 PEAK_LR = {"mini": 2e-3, "70m": 6e-4, "160m": 4e-4, "410m": 3e-4}
 LONGEST, MOST_EPOCHS = 2**50, 1_000_000  # of a run; beyond is a slip of the hand
 EVALUATIONS = 10  # a run that says nothing about it is evaluated this often
-FREE = ("data", "parallel", "keep_last", "init_from")  # fields that decide no number: a run goes on where they differ
+FREE = (
+    "data",
+    "parallel",
+    "keep_last",
+    "init_from",
+    "log",
+)  # fields that decide no number: a run goes on where they differ
 
 
 class Budget(NamedTuple):
@@ -74,6 +80,7 @@ class RunConfig:
         compile: train on `torch.compile`d passes.
         parallel: how several processes hold the model: "ddp" all of it each, "fsdp" a share each (`training.distributed`).
         recompute: form most activations again in the backward pass, for less memory (`LanguageModel.recompute`).
+        log: where the records go besides `metrics.jsonl` (`logs`); decides no number.
 
     Raises:
         ConfigError: a value out of range.
@@ -103,6 +110,7 @@ class RunConfig:
     compile: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
     recompute: bool = False
+    log: tuple[Literal["tensorboard", "wandb"], ...] = ()
 
     def __post_init__(self) -> None:
         if self.epochs is not None:
@@ -142,6 +150,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[0-9a-f]{64}", value):
                 raise ConfigError(f"{name} must be 64 hexadecimal digits, got {value!r}")
+        if len(set(self.log)) < len(self.log):
+            raise ConfigError(f"log must name each one once, got {list(self.log)}")
         for name in ("data", "tokenizer", "impl"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} must not be empty")

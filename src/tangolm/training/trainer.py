@@ -26,13 +26,15 @@ from tangolm.data.mixture import MixedSplit
 from tangolm.data.shards import Split
 from tangolm.evaluation.nll import evaluate
 from tangolm.models import LanguageModel, build_model
-from tangolm.training import checkpoint, distributed, environment
+from tangolm.training import checkpoint, distributed, environment, logs, observe
 from tangolm.training.checkpoint import State
 from tangolm.training.distributed import ALONE, ElsewhereError, Parallel, World, local
 from tangolm.training.durable import locked, write_json
+from tangolm.training.fit import check_fits
 from tangolm.training.init_from import load_initial
 from tangolm.training.kept import Kept
-from tangolm.training.metrics import MetricsWriter, drop_after, median_update_seconds
+from tangolm.training.memory import peak_memory_bytes
+from tangolm.training.metrics import MetricsWriter, drop_after, median_tokens_per_second, median_update_seconds
 from tangolm.training.optim import build_optimizer, learning_rate
 from tangolm.training.progress import Display
 from tangolm.training.run import Budget, Run, RunConfig, check_same, claim, open_data
@@ -57,6 +59,7 @@ class Result:
         best_step, best_nll: of the lowest development NLL so far.
         last_nll: of the last evaluation in this call.
         median_update_seconds: of the synchronised updates of this call, without warm-up, data and evaluation.
+        tokens_per_s: of those updates, the median.
         message: one line for the user: how to go on.
     """
 
@@ -69,6 +72,7 @@ class Result:
     best_nll: float | None
     last_nll: float | None
     median_update_seconds: float | None
+    tokens_per_s: float | None
     message: str
 
     @property
@@ -105,7 +109,7 @@ def train(
     folder = Path(out)
     with distributed.joined() as world, contextlib.ExitStack() as held:
 
-        def check() -> environment.Place:
+        def check() -> tuple[environment.Place, str | None]:
             if stop_after is not None and stop_after < 1:
                 raise ValueError(f"stop_after must be at least 1 step, got {stop_after}")
             if Run.exists(folder):
@@ -116,14 +120,15 @@ def train(
                 check_same(config, to_dict(Run(folder).config), f"the run in {str(folder)!r}")
             place = environment.choose(config, world)
             distributed.check_parallel(config.parallel, world, place.device, config.batch_size)
-            return place
+            logs.require(config)
+            return place, check_fits(config, place, world)
 
         def claim_and_create() -> None:
             claim(folder)
             held.enter_context(locked(folder))
             Run.create(folder, config)
 
-        place = world.agree(check)
+        place, too_large = world.agree(check)
         verify = world.local_rank == 0
         splits = world.agree(lambda: (open_data(config, "train", verify), open_data(config, "dev", verify)))
         budget = config.budget(splits[0].rows)
@@ -134,6 +139,7 @@ def train(
         try:
             world.on_first(claim_and_create)
             trainer = Trainer(world.agree(lambda: Run(folder)), config, place, model, splits, budget, world)
+            trainer.notes += [too_large] if too_large else []
             return trainer.run_steps(trainer.begin(), stop_after, progress)
         except OSError as error:
             raise TrainingError(f"run {folder}: {error}; mend that and go on with --resume") from error
@@ -163,6 +169,9 @@ class Trainer:
         self.kept = Kept(run.checkpoints, config)
         self.notes: list[str] = []
         self.last_nll: float | None = None
+        self.rates = observe.Rates(config, place, world)
+        self.spikes = observe.Spikes()
+        self.sample_ids: list[int] = []  # rows of the last batch
 
     def begin(self) -> State:
         """Restore the last whole checkpoint of this run, or start at step 0; note what had to be passed over."""
@@ -209,6 +218,7 @@ class Trainer:
     def _record_start(self, record: dict[str, Any], state: State) -> None:
         """Leave in the run's folder what this start is, and no record of steps that are going to be taken again."""
         drop_after(self.run.metrics_path, state.step)
+        self.spikes = observe.Spikes(observe.recent_losses(self.run.metrics()))
         earlier = self.run.environment()
         history = [*earlier.pop("earlier"), earlier] if earlier else []
         write_json(self.run.folder / "environment.json", {**record, "earlier": history})
@@ -216,14 +226,14 @@ class Trainer:
     @property
     def micro_batch(self) -> int:
         """Sequences of one pass of a process."""
-        return self.config.micro_batch or self.world.largest_share(self.config.batch_size)
+        return self.world.micro_batch(self.config.batch_size, self.config.micro_batch)
 
     def _division(self) -> str:
         """How a batch is divided, in words."""
         size, batch = self.world.size, self.config.batch_size
         share = self.world.largest_share(batch)
         passes = -(-share // self.micro_batch)
-        text = f"batch of {batch} sequences in {passes} passes of up to {min(share, self.micro_batch)}"
+        text = f"batch of {batch} sequences in {passes} passes of up to {self.micro_batch}"
         if size == 1:
             return text
         return f"{text} on each of {size} processes ({self.config.parallel})"
@@ -234,7 +244,8 @@ class Trainer:
         stop_at = steps if stop_after is None else min(steps, state.step + stop_after)
         saved = state.step if checkpoint.newest(self.run.checkpoints) else None
         records: list[dict[str, Any]] = []
-        metrics = MetricsWriter(self.run.metrics_path if self.world.first else None)
+        recorded = logs.open_logs(self.config, self.run.folder, state.step) if self.world.first else []
+        metrics = MetricsWriter(self.run.metrics_path if self.world.first else None, recorded)
         try:
             with (
                 Signals(self.world) as signals,
@@ -243,10 +254,15 @@ class Trainer:
                 for note in self.notes:
                     display.note(note)
                 while state.step < stop_at and signals.agreed() is None:
-                    state, record = self.step(state)
+                    state, record = self.step(state, metrics)
                     metrics.write(record)
                     records.append(record)
                     display.step(record)
+                    usual = self.spikes.usual(record["loss"])
+                    if usual is not None:
+                        spike = observe.spike_record(record, usual, self.sample_ids, self._last_good())
+                        metrics.write(spike)
+                        display.spike(spike)
                     if state.step % self.config.evaluation_steps(steps) == 0 or state.step == steps:
                         state, evaluation = self.evaluate(state)
                         metrics.write(evaluation)
@@ -265,13 +281,22 @@ class Trainer:
                 return self._result(state, signals.agreed(), records)
         finally:
             metrics.close()
+            self._record_peak()
 
-    def step(self, state: State) -> tuple[State, dict[str, Any]]:
+    def _record_peak(self) -> None:
+        """The environment says how much memory this start took; of one that was killed, the metrics still do."""
+        record = self.run.environment() if self.world.first else None
+        if record is not None:
+            peak = peak_memory_bytes(self.place.device)
+            write_json(self.run.folder / "environment.json", {**record, "peak_memory_bytes": peak})
+
+    def step(self, state: State, metrics: MetricsWriter) -> tuple[State, dict[str, Any]]:
         """One optimizer step; the state behind it and its record."""
         config = self.config
         number = state.step + 1
         count = min(config.batch_size, self.budget.samples - state.samples)
         batch, passes = self._own(state.samples, count)
+        self.sample_ids = [self.loader.row_of(sample) for sample in range(state.samples, state.samples + count)]
         lr = learning_rate(config.optimizer, number, self.budget.steps)
         if self.rotates:
             self.model.rotate(number)
@@ -289,9 +314,10 @@ class Trainer:
                 passes=passes,
             )
         except NonFinite as error:
-            raise self._diverged(
-                number, f"{error} on samples {state.samples} to {state.samples + count - 1}"
-            ) from error
+            metrics.write(observe.diverged_record(number, str(error), self.sample_ids, self._last_good()))
+            rows = observe.rows_named(self.sample_ids)
+            samples = f"samples {state.samples} to {state.samples + count - 1} ({rows})"
+            raise self._diverged(number, f"{error} on {samples}") from error
         self.place.synchronise()
         seconds = time.perf_counter() - started
         tokens = count * config.model.context
@@ -307,6 +333,7 @@ class Trainer:
             "samples": state.samples,
             "seconds": seconds,
             "tokens_per_s": tokens / seconds,
+            **observe.step_fields(self.rates, self.place, count, seconds),
         }
 
     def _own(self, first: int, count: int) -> tuple[Batch, int]:
@@ -322,6 +349,7 @@ class Trainer:
         """Development NLL; the state with the best so far, and the record."""
         if self.rotates:
             self.model.rotate(0)
+        started = time.perf_counter()
         with self.place.autocast():
             result = evaluate(
                 self.model, self.dev, EVALUATION_BATCH, self.config.evaluation_rows, self.place.device, self.world
@@ -341,7 +369,8 @@ class Trainer:
             "tokens": result.tokens,
             "accuracy": result.accuracy,
             "best": best,
-            **({"parts": {name: part["nll"] for name, part in result.parts.items()}} if result.parts else {}),
+            "seconds": time.perf_counter() - started,
+            **observe.evaluation_fields(self.model, result),
         }
 
     def save(self, state: State) -> None:
@@ -355,6 +384,10 @@ class Trainer:
         root = self.run.checkpoints
         last = checkpoint.save(root, self.model, self.optimizer, state, self.config.tokenizer, self.world)
         self.world.on_first(lambda: self.kept.saved(last, state.best_step))
+
+    def _last_good(self) -> str | None:
+        good = checkpoint.newest(self.run.checkpoints)
+        return None if good is None else good.name
 
     def _diverged(self, step: int, what: str) -> ValueError:
         """What every process meets at the same step, and the first one tells."""
@@ -384,6 +417,7 @@ class Trainer:
             best_nll=state.best_nll,
             last_nll=self.last_nll,
             median_update_seconds=median_update_seconds(records),
+            tokens_per_s=median_tokens_per_second(records),
             message=message,
         )
 
