@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tangolm.data import open_split, pipeline, prepare
+from tangolm.data import encoded, open_split, pipeline, prepare
 from tangolm.data.stack import StackOptions
 from tangolm.data.stack_parquet import Parts
 from tangolm.data.stack_rows import Wanted, permuted
@@ -312,7 +312,7 @@ def break_off(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Parts, "repositories", broken)
     monkeypatch.setattr(pipeline, "JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 10)
+    monkeypatch.setattr(encoded, "CHUNK_ITEMS", 10)
     return starts
 
 
