@@ -393,6 +393,18 @@ def test_a_line_that_cannot_be_used_is_named_or_counted(tmp_path: Path) -> None:
     assert large.encode() in [text for split in texts(tmp_path / "large").values() for text in split]
 
 
+def test_a_first_line_without_what_is_needed_is_passed_over_like_any_other(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "a.jsonl", [{"files": [file("x")]}, {"repo_name": "a/b", "id": 0}, *repositories(180)])
+    with pytest.raises(ValueError, match=r"a\.jsonl' line 1 has none of repo_path, repo_name"):
+        prepare("stack", path, tmp_path / "out", workers=1)
+    manifest = prepare("stack", path, tmp_path / "out", on_error="skip", workers=1)
+    assert manifest["passed_over"]["bad_records"] == 2
+    assert manifest["fields"]["read"]["content"] == "content"
+    json_lines(path, [{"repo_name": "a/b", "id": 0}])
+    with pytest.raises(ValueError, match=r"a\.jsonl' line 1 has no content, only repo_name, id"):
+        prepare("stack", path, tmp_path / "ids", on_error="skip", workers=1)
+
+
 def test_rows_of_two_kinds_or_without_files_are_refused(parts: Path, tmp_path: Path) -> None:
     json_lines(parts / "more.jsonl", repositories(2))
     with pytest.raises(ValueError, match="holds parquet and JSON lines; name a folder or file of one of them"):
