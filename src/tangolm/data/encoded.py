@@ -85,8 +85,12 @@ def chunks(items: Iterable[Any], weigh: Callable[[Any], int]) -> Iterator[Chunk]
     """Items that travel together; `weigh` gives the bytes that an item is or stands for."""
     chunk, held = [], 0
     for item in items:
+        weight = weigh(item)
+        if weight >= CHUNK_BYTES and chunk:  # a large one travels alone: its tokens are not put together with others
+            yield chunk, held
+            chunk, held = [], 0
         chunk.append(item)
-        held += weigh(item)
+        held += weight
         if held >= CHUNK_BYTES or len(chunk) >= CHUNK_ITEMS:
             yield chunk, held
             chunk, held = [], 0

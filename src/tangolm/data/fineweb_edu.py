@@ -219,7 +219,7 @@ def _items(
 
 def _weight(item: _Row | _Fault | None) -> int:
     text = item.values.get("text") if isinstance(item, _Row) else None
-    return len(text) if isinstance(text, str) else 0
+    return len(text) if isinstance(text, str | bytes) else 0
 
 
 def _work(item: _Row | _Fault | None, on_error: str) -> Worked:

@@ -195,7 +195,7 @@ class Stream(_Filler):
         """
         lengths = lengths[lengths > 0]
         starts = np.cumsum(lengths + 1) - lengths - 1
-        stream = np.full(len(tokens) + len(lengths), self._end, tokens.dtype)
+        stream = np.full(len(tokens) + len(lengths), self._end, np.promote_types(tokens.dtype, np.uint16))
         inside = np.ones(len(stream), bool)
         inside[starts + lengths] = False
         stream[inside] = tokens

@@ -207,7 +207,7 @@ def _items(parts: list[tuple[_File, list[tuple[str, int, int]]]], options: TextO
 def _weight(item: _Piece | _Record, field: str) -> int:
     if isinstance(item, _Piece):
         return len(item.text)
-    return len(item.line or b"") if item.row is None else len(item.row[field] or "")
+    return len(item.line or b"") if item.row is None else len(item.row[field] or b"")
 
 
 def _work(item: _Piece | _Record, options: TextOptions) -> Worked:

@@ -69,9 +69,9 @@ class ByteTokenizer:
         return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
 
     def encode_many(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of texts, one behind the other as uint16, and how many each has (int64)."""
-        joined = texts[0] if len(texts) == 1 else b"".join(texts)
-        return self.encode_bytes(joined), np.fromiter(map(len, texts), np.int64, len(texts))
+        """The tokens of texts, one behind the other as uint8, and how many each has (int64)."""
+        joined = texts[0] if len(texts) == 1 else b"".join(texts)  # one text is not copied: it may be large
+        return np.frombuffer(joined, dtype=np.uint8), np.fromiter(map(len, texts), np.int64, len(texts))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`: end tokens are dropped, bytes that are no UTF-8 become U+FFFD.
