@@ -12,23 +12,27 @@ import traceback
 
 import typer
 
-from tangolm.cli import bench, data, experiment, folders, model, quickstart, train
-from tangolm.cli.app import Commands
 
-app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="TANGO language models: train, measure and compare them.",
-)
-for group in (quickstart, data, folders, train, experiment, model, bench):
-    group.register(app)
+def commands() -> typer.Typer:
+    """All commands. Imported here: a process that a preparation starts imports this file, and needs none of them."""
+    from tangolm.cli import bench, data, experiment, folders, model, quickstart, train
+    from tangolm.cli.app import Commands
+
+    app = typer.Typer(
+        cls=Commands,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="TANGO language models: train, measure and compare them.",
+    )
+    for group in (quickstart, data, folders, train, experiment, model, bench):
+        group.register(app)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(commands())
     try:
         code = command.main(arguments or ["--help"], prog_name="tangolm", standalone_mode=False)
         return code if isinstance(code, int) else 0
