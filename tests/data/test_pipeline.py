@@ -189,6 +189,14 @@ def test_a_damaged_journal_or_shard_is_named(tmp_path: Path, monkeypatch: pytest
         prepare(tmp_path)
 
 
+@pytest.mark.parametrize("program", ["import tangolm.data", "import tangolm.cli"])
+def test_the_processes_of_a_preparation_need_no_torch(program: str) -> None:
+    """What a new interpreter imports before it works: the module of `work`, and that of the command that was given."""
+    script = f"import sys; {program}; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert subprocess.run([sys.executable, "-c", script], env=environment, timeout=100, check=False).returncode == 0
+
+
 def pairs(start: int, split: str, read: list[int] | None = None) -> Iterator[tuple[str, int]]:
     for number in range(start, 400):
         if read is not None:
