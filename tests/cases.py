@@ -14,7 +14,6 @@ import pytest
 
 TABLE = Path(__file__).parents[1] / "docs" / "cases.md"
 LATER = {
-    14: "beam search",
     27: "several processes",
     30: "several processes",
 }

@@ -12,8 +12,9 @@ import torch
 
 from tangolm import ops
 from tangolm.bench import op
+from tangolm.bench.bars import Bar, judge
 from tangolm.bench.machine import Machine, extra_peak_bytes, product_rate
-from tangolm.bench.op import BARS, Bar, OpResult, Options, render, run, shortfalls
+from tangolm.bench.op import BARS, OpResult, Options, render, run
 from tangolm.ops import reference
 from tangolm.ops.compare import Error
 from tangolm.training.memory import peak_memory_bytes
@@ -36,9 +37,7 @@ def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def result(**figures: float) -> OpResult:
     """A result at the first bar's shape."""
-    batch, heads, tokens, key_width, gate_width = BARS[0].shape
-    options = Options(batch, heads, tokens, key_width, gate_width, BARS[0].dtype)
-    return OpResult(options, "chunked", Machine.describe(), RIGHT, **figures)  # type: ignore[arg-type]
+    return OpResult(Options(**dict(BARS[0].where)), "chunked", Machine.describe(), RIGHT, **figures)  # type: ignore[arg-type]
 
 
 def test_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +61,7 @@ def test_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_naive_is_the_reference(dtype: str) -> None:
     """The form that ours is compared with computes the same."""
     options = dataclasses.replace(TINY, dtype=dtype)
-    query, key, gate, temperature, _ = op._inputs(options, head_major=True)
+    query, key, gate, temperature, _ = op.inputs(options, head_major=True)
     hidden = torch.ones(70, 70, dtype=torch.bool).triu(1)
     naive = op.naive_average(query, key, gate, temperature.to(gate.dtype), hidden).transpose(1, 2)
     exact = (x.transpose(1, 2).double() for x in (query, key, gate))
@@ -80,8 +79,6 @@ def test_a_wrong_result_prints_no_speed(monkeypatch: pytest.MonkeyPatch) -> None
     text = "\n".join(render(measured))
     assert "WRONG: average" in text
     assert "faster" not in text
-    at_bar = dataclasses.replace(result(speedup=9.0), errors=WRONG)
-    assert shortfalls(at_bar) == ["the result is wrong"]
 
 
 @pytest.mark.usefixtures("without_processes")
@@ -100,28 +97,31 @@ def test_useful_operations_are_the_causal_ones() -> None:
     assert options.useful_operations == 3 * 2 * (2 * 3 * pairs * (5 + 6))
 
 
-def test_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    bar = Bar(BARS[0].shape, BARS[0].dtype, speedup=1.5, memory_ratio=0.5, fraction=0.7)
-    monkeypatch.setattr(op, "BARS", (bar,))
-    operations = result().options.useful_operations
-    good = {
-        "product_rate": operations / 0.7,
-        "seconds": 1.0,
-        "speedup": 1.5,
-        "extra_bytes": 50,
-        "naive_extra_bytes": 100,
-    }
-    assert shortfalls(result(**good)) == []
-    assert shortfalls(result(**good | {"speedup": 1.49})) == ["speedup 1.490 is below the bar of 1.5"]
-    assert shortfalls(result(**good | {"extra_bytes": 51})) == ["memory ratio 0.510 is above the bar of 0.5"]
-    assert shortfalls(result(**good | {"seconds": 1.01})) == ["fraction 0.693 is below the bar of 0.7"]
-    assert len(shortfalls(result())) == 3, "what was not measured is not passed"
-    with pytest.raises(ValueError, match=r"no bar is set for this shape and dtype; --check knows .*'T': 2048"):
-        shortfalls(OpResult(TINY, "chunked", Machine.describe(), RIGHT))
+def test_bars() -> None:
+    def missed(**figures: float) -> list[str]:
+        measured = result(**good | figures)
+        return [line for line, met in judge(BARS, measured.options, {"op": measured}) if not met]
+
+    good = {"speedup": 2.0, "extra_bytes": 50, "naive_extra_bytes": 100, "seconds": 1.0}
+    good["product_rate"] = result().options.useful_operations / 0.75
+    assert missed() == []
+    assert missed(speedup=1.99) == ["MISSED: naive time / ours 1.990 >= 2.0"]
+    assert missed(extra_bytes=51) == ["MISSED: extra memory / naive's 0.510 <= 0.5"]
+    assert missed(seconds=1.01) == ["MISSED: useful operations a second / product rate 0.743 >= 0.75"]
+    verdicts = judge(BARS, result().options, {"op": result()})
+    assert [met for _, met in verdicts] == [False] * 3, "what was not measured is not passed"
+    with pytest.raises(ValueError, match=r"no bar is set for these models and sizes; --check knows .*'tokens': 2048"):
+        judge(BARS, TINY, {"op": result()})
 
 
-def test_the_first_bar_is_the_promised_one() -> None:
-    assert BARS[0] == Bar((1, 16, 2048, 32, 1780), "float32", speedup=2.0, memory_ratio=0.5, fraction=0.75)
+def test_the_first_bars_are_the_promised_ones() -> None:
+    assert [(bar.what, bar.limit, bar.at_most) for bar in BARS[:3]] == [
+        (op.SPEEDUP, 2.0, False),
+        (op.MEMORY, 0.5, True),
+        (op.FRACTION, 0.75, False),
+    ]
+    sizes = {"batch": 1, "heads": 16, "tokens": 2048, "key_width": 32, "gate_width": 1780, "dtype": "float32"}
+    assert all(isinstance(bar, Bar) and dict(bar.where) == sizes for bar in BARS[:3])
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,8 @@ def test_runs_are_not_overwritten(capsys: pytest.CaptureFixture[str], prepared: 
     assert "empty" in line
     line = refused(capsys, "generate", tmp_path / "run", "--prompt", "to", "--temperature", "-1")
     assert "temperature" in line
+    line = refused(capsys, "generate", tmp_path / "run", "--prompt", "to", "--beams", "3", "--temperature", "1")
+    assert "beams 3" in line
     assert "seed must be" in refused(capsys, "generate", tmp_path / "run", "--prompt", "to", "--seed", "-1")
     assert "is not a folder" in refused(capsys, "generate", tmp_path / "run" / "config.json", "--prompt", "to")
     assert main(["evaluate", str(tmp_path / "run")]) == 0

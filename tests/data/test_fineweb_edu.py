@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tangolm.data import fineweb_edu, open_split, pipeline, prepare
-from tangolm.data.tokenizer import Gpt2Tokenizer
+from tangolm.data import encoded, fineweb_edu, open_split, pipeline, prepare
+from tangolm.data.tokenizer import Gpt2Tokenizer, get_tokenizer
 from tests.data.tiny import contents
 
 DUMPS = ("CC-MAIN-2013-20", "CC-MAIN-2020-05", "CC-MAIN-2023-23", "CC-MAIN-2023-50", "CC-MAIN-2024-10")
@@ -130,7 +131,7 @@ def test_an_interrupted_preparation_goes_on(tmp_path: Path, stop: int, monkeypat
     save(tmp_path / "in", records)
     prepare("fineweb-edu", tmp_path / "in", tmp_path / "a", context=64)
     monkeypatch.setattr(pipeline, "JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 7)
+    monkeypatch.setattr(encoded, "CHUNK_ITEMS", 7)
     monkeypatch.setattr("os.fsync", lambda file: None)
     with monkeypatch.context() as patch:
         done = 0
@@ -259,3 +260,25 @@ def test_bad_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any]
     with pytest.raises(ValueError, match=message):
         prepare("fineweb-edu", tmp_path / "in", tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["fineweb-edu", "text"])
+def test_tiny_rows_cost_little_more_than_reading_and_tokenising_them(tmp_path: Path, dataset: str) -> None:
+    texts = [f"row {number} of the table" for number in range(100_000)]
+    urls, dumps = [f"u/{number}" for number in range(len(texts))], ["CC-MAIN-2023-06", "CC-MAIN-2023-40"] * 49_998
+    dumps += ["CC-MAIN-2024-10"] * 4
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": texts, "url": urls, "dump": dumps}), path)
+    encoding = get_tokenizer("gpt2")
+    encoding.encode_bytes(b"loads it")
+    start = time.process_time()
+    for text in pq.read_table(path)["text"].to_pylist():
+        encoding.encode_bytes(text.encode())
+    alone = time.process_time() - start
+    start = time.process_time()
+    manifest = prepare(dataset, path, tmp_path / "out", workers=1, tokenizer="gpt2")
+    ratio = (time.process_time() - start) / alone
+    print(f"{dataset} {ratio:.2f}")
+    assert ratio < 6  # fineweb-edu reads twice; 1 process of one document each was 12
+    assert sum(split["documents"] for split in manifest["splits"].values()) == len(texts)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangolm.data import Loader, open_split, pipeline, shards
+from tangolm.data import Loader, encoded, open_split, pipeline, shards
 from tangolm.data.manifest import JOURNAL, SPLITS, read_manifest
 from tangolm.data.pipeline import Document, Pass, Worked, write
 from tangolm.data.seen import Seen, key
@@ -52,7 +52,14 @@ def prepare(out: Path, **options: Any) -> dict[str, Any]:
         out,
         "numbers",
         Options(),
-        **{"items": numbers, "work": work, "tokenizer": "bytes", "document_masking": False, **options},
+        **{
+            "items": numbers,
+            "work": work,
+            "weigh": lambda item: 8,
+            "tokenizer": "bytes",
+            "document_masking": False,
+            **options,
+        },
     )
 
 
@@ -74,7 +81,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_shards_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 1)
+    monkeypatch.setattr(encoded, "CHUNK_ITEMS", 1)
     monkeypatch.setattr(os, "fsync", lambda file: None)  # a journal an item would wait for the disk most of the time
     monkeypatch.setattr(shards, "SHARD_TOKENS", 32 * 20)
 
@@ -94,7 +101,7 @@ def test_the_stream_is_the_documents_in_the_order_of_the_items(whole: Path) -> N
 @pytest.mark.slow
 def test_two_processes_give_the_same_bytes(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "ALONE", 0)
-    monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 13)
+    monkeypatch.setattr(encoded, "CHUNK_ITEMS", 13)
     prepare(tmp_path, workers=2)
     assert contents(tmp_path) == contents(whole)
 
@@ -124,11 +131,11 @@ def test_a_killed_preparation_goes_on(tmp_path: Path, whole: Path) -> None:
     script = f"""
 from functools import partial
 from pathlib import Path
-from tangolm.data import pipeline, shards
+from tangolm.data import encoded, pipeline, shards
 from tests.data import test_pipeline
 if __name__ == "__main__":
     shards.SHARD_TOKENS = 32 * 20
-    pipeline.JOURNAL_SECONDS, pipeline.ALONE, pipeline.CHUNK_ITEMS = 0.0, 0, 5
+    pipeline.JOURNAL_SECONDS, pipeline.ALONE, encoded.CHUNK_ITEMS = 0.0, 0, 5
     test_pipeline.prepare(Path({str(tmp_path)!r}), items=partial(test_pipeline.numbers, wrong=300, kill=True), workers=2)
 """
     path = tmp_path.with_name(tmp_path.name + ".py")
@@ -182,6 +189,14 @@ def test_a_damaged_journal_or_shard_is_named(tmp_path: Path, monkeypatch: pytest
         prepare(tmp_path)
 
 
+@pytest.mark.parametrize("program", ["import tangolm.data", "import tangolm.cli"])
+def test_the_processes_of_a_preparation_need_no_torch(program: str) -> None:
+    """What a new interpreter imports before it works: the module of `work`, and that of the command that was given."""
+    script = f"import sys; {program}; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert subprocess.run([sys.executable, "-c", script], env=environment, timeout=100, check=False).returncode == 0
+
+
 def pairs(start: int, split: str, read: list[int] | None = None) -> Iterator[tuple[str, int]]:
     for number in range(start, 400):
         if read is not None:
@@ -219,7 +234,7 @@ def test_limits_end_alike_with_any_number_of_processes(tmp_path: Path, monkeypat
     limits = {"train": 1000, "dev": 100, "test": 64}
     prepare(tmp_path / "a", items=passes, work=small, limits=limits, workers=1)
     monkeypatch.setattr(pipeline, "ALONE", 0)
-    monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 7)
+    monkeypatch.setattr(encoded, "CHUNK_ITEMS", 7)
     seen: list[tuple[int, int]] = []
     prepare(
         tmp_path / "b",
@@ -290,14 +305,12 @@ def test_copies_of_noted_documents_are_dropped_and_counted(tmp_path: Path, monke
 
 def test_keys_of_what_is_done_again_are_not_taken_for_copies(tmp_path: Path) -> None:
     seen = Seen(tmp_path, 0)
-    seen.note([1, -5], step=3)
-    seen.note([1, 2], step=4)
+    seen.note({1: 3, -5: 3})
+    seen.note({1: 4, 2: 4})
     seen.save()
     seen.close()
     seen = Seen(tmp_path, 4)  # the journal is older than the keys: step 4 comes again
-    assert seen.any([1])
-    assert seen.any([7, -5])
-    assert not seen.any([2, 7])
+    assert seen.known([2, 1, 7, -5, *range(10, 2000)]) == {1, -5}
     seen.remove()
     assert not list(tmp_path.iterdir())
 

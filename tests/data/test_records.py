@@ -100,11 +100,12 @@ def table(path: Path, **columns: Any) -> Path:
 def test_rows_of_parquet_are_read_with_the_columns_asked_for(tmp_path: Path) -> None:
     path = table(tmp_path / "a.parquet", text=["a", None, "ü"], url=["u", "v", "w"], score=[1.0, 2.0, 3.0])
     found = list(rows(path, ["text"], ["score", "date"]))
-    assert found == [(n, {"text": t, "score": n + 1.0}) for n, t in enumerate(["a", None, "ü"])]
+    assert found == [(n, {"text": t, "score": n + 1.0}) for n, t in enumerate([b"a", None, "ü".encode()])]
+    assert list(rows(path, ["url", "text"]))[2] == (2, {"url": b"w", "text": "ü"})
     large = table(tmp_path / "b.parquet", text=pa.array(["a"], pa.large_string()))
-    assert list(rows(large, ["text"])) == [(0, {"text": "a"})]
+    assert list(rows(large, ["text"])) == [(0, {"text": b"a"})]
     coded = table(tmp_path / "c.parquet", text=pa.array(["a", "a"]).dictionary_encode())
-    assert [values["text"] for _, values in rows(coded, ["text"])] == ["a", "a"]
+    assert [values["text"] for _, values in rows(coded, ["text"])] == [b"a", b"a"]
     assert list(rows(table(tmp_path / "d.parquet", text=pa.array([], pa.string())), ["text"])) == []
 
 
@@ -114,6 +115,9 @@ def test_a_parquet_file_of_another_schema_is_refused(tmp_path: Path) -> None:
         list(rows(path, ["body"]))
     with pytest.raises(ValueError, match=r"a.parquet': its column 'text' holds int64 and no text"):
         list(rows(path, ["text"]))
+    table(tmp_path / "c.parquet", text=pa.array([b"a", b"\xac"]).view(pa.string()))
+    with pytest.raises(ValueError, match=r"c.parquet' is damaged or no parquet file \(Invalid UTF8"):
+        list(rows(tmp_path / "c.parquet", ["text"]))
     whole = table(tmp_path / "b.parquet", text=["some text"] * 1000).read_bytes()
     for wrong in (b"", b"no parquet", whole[:-20], whole[:100] + bytes(100) + whole[200:]):
         (tmp_path / "b.parquet").write_bytes(wrong)

@@ -25,6 +25,10 @@ class Kept:
         self.tokens.append(tokens.tolist())
         self.marks.append(supervised.tolist())
 
+    def add_rows(self, tokens: np.ndarray, supervised: bool) -> None:
+        for row in tokens:
+            self.add(row, np.full(CONTEXT, supervised))
+
     def close(self) -> list[dict]:
         return []
 
@@ -37,6 +41,28 @@ def predicted(tokens: np.ndarray, marks: np.ndarray, masking: bool) -> int:
     starts = np.ones(tokens.shape, bool)
     starts[:, 1:] = masking & (tokens[:, :-1] == 256)
     return int((marks & ~starts).sum())
+
+
+@given(
+    documents=st.lists(st.binary(max_size=30), max_size=12),
+    masking=st.booleans(),
+    together=st.lists(st.integers(1, 5), min_size=12, max_size=12),
+)
+def test_documents_added_together_leave_what_they_leave_one_by_one(
+    documents: list[bytes], masking: bool, together: list[int]
+) -> None:
+    one, many = (Stream(Kept(), CONTEXT, 256, masking) for _ in range(2))
+    for document in documents:
+        one.add(np.frombuffer(document, np.uint8).astype(np.uint16), len(document))
+        one.end()
+    while documents:
+        some, documents = documents[: together[0]], documents[together[0] :]
+        together = together[1:]
+        joined = b"".join(some)
+        many.add_many(np.frombuffer(joined, np.uint8).astype(np.uint16), np.array([len(d) for d in some]), len(joined))
+    assert one.close() == many.close()
+    for left, right in zip(one._writer.arrays(), many._writer.arrays(), strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 @pytest.mark.case(33)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tangolm.data import open_split, pipeline, prepare
+from tangolm.data import encoded, open_split, pipeline, prepare
 from tangolm.data.stack import StackOptions
 from tangolm.data.stack_parquet import Parts
 from tangolm.data.stack_rows import Wanted, permuted
@@ -312,7 +312,7 @@ def break_off(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Parts, "repositories", broken)
     monkeypatch.setattr(pipeline, "JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr(pipeline, "CHUNK_ITEMS", 10)
+    monkeypatch.setattr(encoded, "CHUNK_ITEMS", 10)
     return starts
 
 
@@ -391,6 +391,18 @@ def test_a_line_that_cannot_be_used_is_named_or_counted(tmp_path: Path) -> None:
     path.write_bytes(good + json.dumps(row(900, [file(large)])).encode())
     prepare("stack", path, tmp_path / "large", max_bytes=2_000_000, workers=1)
     assert large.encode() in [text for split in texts(tmp_path / "large").values() for text in split]
+
+
+def test_a_first_line_without_what_is_needed_is_passed_over_like_any_other(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "a.jsonl", [{"files": [file("x")]}, {"repo_name": "a/b", "id": 0}, *repositories(180)])
+    with pytest.raises(ValueError, match=r"a\.jsonl' line 1 has none of repo_path, repo_name"):
+        prepare("stack", path, tmp_path / "out", workers=1)
+    manifest = prepare("stack", path, tmp_path / "out", on_error="skip", workers=1)
+    assert manifest["passed_over"]["bad_records"] == 2
+    assert manifest["fields"]["read"]["content"] == "content"
+    json_lines(path, [{"repo_name": "a/b", "id": 0}])
+    with pytest.raises(ValueError, match=r"a\.jsonl' line 1 has no content, only repo_name, id"):
+        prepare("stack", path, tmp_path / "ids", on_error="skip", workers=1)
 
 
 def test_rows_of_two_kinds_or_without_files_are_refused(parts: Path, tmp_path: Path) -> None:

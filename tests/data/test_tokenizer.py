@@ -45,6 +45,26 @@ def test_bytes_stay_as_they_are(data: bytes) -> None:
     assert tokenizer_gpt2._encoding().decode_bytes(Gpt2Tokenizer().encode_bytes(data).tolist()) == data
 
 
+SOME = st.sampled_from(
+    [b"<|endoftext|>", b"<|endof", b"text|>", b" ", b"\n", b"  ", b"the", b" the", b"'s", b"\xe6", b"7"]
+)
+
+
+@settings(deadline=None)
+@given(texts=st.lists(st.lists(SOME, max_size=6).map(b"".join), max_size=8), piece=st.sampled_from([1, 9, 2**19]))
+def test_texts_encoded_together_have_the_tokens_that_each_has_alone(
+    trained: Tokenizer, texts: list[bytes], piece: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_gpt2, "PIECE", piece)
+        for tokenizer in (*map(get_tokenizer, TOKENIZERS), trained):
+            tokens, lengths = tokenizer.encode_many(texts)
+            alone = [tokenizer.encode_bytes(text) for text in texts]
+            assert tokens.dtype == (np.uint8 if tokenizer.name == "bytes" else np.uint16)
+            assert tokens.tolist() == [token for own in alone for token in own.tolist()]
+            assert lengths.tolist() == [len(own) for own in alone]
+
+
 @pytest.mark.case(32)
 def test_the_text_of_an_end_token_is_ordinary_text(trained: Tokenizer) -> None:
     assert ByteTokenizer().encode("<|endoftext|>") == list(b"<|endoftext|>")

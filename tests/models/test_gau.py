@@ -108,7 +108,11 @@ def test_more_tokens_than_the_context(impl: str) -> None:
     with torch.no_grad():
         cache = model.new_cache(1)
         model(tokens(1, 60), cache=cache)
-        model(tokens(1, 4), cache=cache)
+        with pytest.raises(ValueError, match=r"65 tokens.*context of 64"):
+            model(tokens(1, 5), cache=cache)
+        after = model(tokens(1, 4, seed=1), cache=cache).logits  # the refused call left the cache as it was
+        whole = model(torch.cat([tokens(1, 60), tokens(1, 4, seed=1)], 1)).logits
+        assert_equal(after, whole[:, -4:])
         with pytest.raises(ValueError, match=r"65 tokens.*context of 64"):
             model(tokens(1, 1), cache=cache)
 

@@ -27,6 +27,24 @@ class Bar:
     where: tuple[tuple[str, Any], ...] = ()
 
 
+def about(bars: Iterable[Bar], options: Any, rows: Iterable[str]) -> list[Bar]:
+    """The bars that a result with these options and rows is judged by.
+
+    Raises:
+        ValueError: there is none.
+    """
+    bars, rows = list(bars), set(rows)
+    found = [
+        bar
+        for bar in bars
+        if all(getattr(options, name) == value for name, value in bar.where) and rows.issuperset(bar.rows)
+    ]
+    if not found:
+        known = "; ".join(f"{','.join(bar.rows)} {dict(bar.where) or ''}".strip() for bar in bars)
+        raise ValueError(f"no bar is set for these models and sizes; --check knows {known}")
+    return found
+
+
 def judge(bars: Iterable[Bar], options: Any, rows: dict[str, Any]) -> list[tuple[str, bool]]:
     """A line for each bar that this result is about, and whether it is met.
 
@@ -34,14 +52,10 @@ def judge(bars: Iterable[Bar], options: Any, rows: dict[str, Any]) -> list[tuple
         ValueError: no bar is about it.
     """
     found = []
-    for bar in bars:
-        if all(getattr(options, name) == value for name, value in bar.where) and all(row in rows for row in bar.rows):
-            got = bar.ratio(*(rows[row] for row in bar.rows))
-            met = got is not None and (got <= bar.limit if bar.at_most else got >= bar.limit)
-            figure = "n/a" if got is None else f"{got:.3g}"
-            sign = "<=" if bar.at_most else ">="
-            found.append((f"{'met' if met else 'MISSED'}: {bar.what} {figure} {sign} {bar.limit}", met))
-    if not found:
-        known = "; ".join(f"{','.join(bar.rows)} {dict(bar.where) or ''}".strip() for bar in bars)
-        raise ValueError(f"no bar is set for these models and sizes; --check knows {known}")
+    for bar in about(bars, options, rows):
+        got = bar.ratio(*(rows[row] for row in bar.rows))
+        met = got is not None and (got <= bar.limit if bar.at_most else got >= bar.limit)
+        figure = "n/a" if got is None else f"{got:.3g}"
+        sign = "<=" if bar.at_most else ">="
+        found.append((f"{'met' if met else 'MISSED'}: {bar.what} {figure} {sign} {bar.limit}", met))
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor
 
 from tangolm import ops
+from tangolm.bench.bars import Bar
 from tangolm.bench.machine import Machine, extra_peak_bytes, product_rate, seconds
 from tangolm.config import suggest
 from tangolm.ops.compare import Error, compare, draw
 
+SPEEDUP, MEMORY = "naive time / ours", "extra memory / naive's"
+FRACTION = "useful operations a second / product rate"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -58,24 +62,6 @@ class Options:
         """Of forward and backward; a multiply-add is two."""
         batch, heads, tokens, key_width, gate_width = self.shape
         return 3 * batch * heads * tokens * (tokens + 1) * (key_width + gate_width)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """What a shape in a dtype must reach; None: not judged."""
-
-    shape: tuple[int, int, int, int, int]  # B, H, T, D, E
-    dtype: str
-    speedup: float | None = None  # at least, over naive
-    memory_ratio: float | None = None  # at most, of naive's extra peak
-    fraction: float | None = None  # at least, of the product rate
-
-
-BARS = (
-    Bar((1, 16, 2048, 32, 1780), "float32", speedup=2.0, memory_ratio=0.5, fraction=0.75),
-    Bar((1, 16, 4096, 32, 1780), "float32", speedup=2.3, memory_ratio=0.35),
-    Bar((1, 16, 2048, 32, 1780), "bfloat16", fraction=0.70),
-)
 
 
 @dataclass(frozen=True)
@@ -126,6 +112,24 @@ class OpResult:
         if time is None or self.product_rate is None:
             return None
         return self.options.useful_operations / time / self.product_rate
+
+
+def _where(tokens: int, dtype: str) -> tuple[tuple[str, int | str], ...]:
+    sizes = {"batch": 1, "heads": 16, "tokens": tokens, "key_width": 32, "gate_width": 1780}
+    return (*sizes.items(), ("dtype", dtype))
+
+
+BARS = tuple(
+    Bar(what, ("op",), ratio, limit, at_most, _where(tokens, dtype))
+    for tokens, dtype, what, ratio, limit, at_most in (
+        (2048, "float32", SPEEDUP, attrgetter("speedup"), 2.0, False),
+        (2048, "float32", MEMORY, attrgetter("memory_ratio"), 0.5, True),
+        (2048, "float32", FRACTION, attrgetter("fraction"), 0.75, False),
+        (4096, "float32", SPEEDUP, attrgetter("speedup"), 2.3, False),
+        (4096, "float32", MEMORY, attrgetter("memory_ratio"), 0.35, True),
+        (2048, "bfloat16", FRACTION, attrgetter("fraction"), 0.70, False),
+    )
+)
 
 
 def run(options: Options) -> OpResult:
@@ -231,38 +235,6 @@ def render(result: OpResult) -> list[str]:
     lines.append(_row("extra peak memory, MB", result.extra_bytes, result.naive_extra_bytes, 1e-6, "8.0f"))
     lines[-1] += f"   {_figure(result.memory_ratio, 1, '.2f')} of naive's"
     return lines
-
-
-def bar_of(options: Options) -> Bar:
-    """The bar of a shape and dtype.
-
-    Raises:
-        ValueError: there is none.
-    """
-    for bar in BARS:
-        if (bar.shape, bar.dtype) == (options.shape, options.dtype):
-            return bar
-    known = "; ".join(f"{dict(zip('BHTDE', bar.shape, strict=True))} {bar.dtype}" for bar in BARS)
-    raise ValueError(f"no bar is set for this shape and dtype; --check knows {known}")
-
-
-def shortfalls(result: OpResult) -> list[str]:
-    """What is below the bar, a line each; nothing: passed.
-
-    Raises:
-        ValueError: there is no bar for this shape and dtype.
-    """
-    bar = bar_of(result.options)
-    if not result.correct:
-        return ["the result is wrong"]
-    found = []
-    for name, got, least in (("speedup", result.speedup, bar.speedup), ("fraction", result.fraction, bar.fraction)):
-        if least is not None and not (got is not None and got >= least):
-            found.append(f"{name} {_figure(got, 1, '.3f')} is below the bar of {least}")
-    most = bar.memory_ratio
-    if most is not None and not (result.memory_ratio is not None and result.memory_ratio <= most):
-        found.append(f"memory ratio {_figure(result.memory_ratio, 1, '.3f')} is above the bar of {most}")
-    return found
 
 
 def inputs(options: Options, *, head_major: bool) -> tuple[Tensor, ...]:

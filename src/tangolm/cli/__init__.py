@@ -12,26 +12,31 @@ import traceback
 
 import typer
 
-from tangolm.cli import bench, data, experiment, folders, model, quickstart, train
-from tangolm.cli.app import Commands
-from tangolm.training.distributed import ElsewhereError, LostProcessError
-
 PARALLEL = ("train",)  # commands that torchrun may start in several processes
 
-app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="TANGO language models: train, measure and compare them.",
-)
-for group in (quickstart, data, folders, train, experiment, model, bench):
-    group.register(app)
+
+def commands() -> typer.Typer:
+    """All commands. Imported here: a process that a preparation starts imports this file, and needs none of them."""
+    from tangolm.cli import bench, data, experiment, folders, model, quickstart, train
+    from tangolm.cli.app import Commands
+
+    app = typer.Typer(
+        cls=Commands,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="TANGO language models: train, measure and compare them.",
+    )
+    for group in (quickstart, data, folders, train, experiment, model, bench):
+        group.register(app)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    command = typer.main.get_command(app)
+    from tangolm.training.distributed import ElsewhereError, LostProcessError
+
+    command = typer.main.get_command(commands())
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     speaker = "tangolm" if size == 1 else f"tangolm, process {rank}"
     try:

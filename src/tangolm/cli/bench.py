@@ -58,17 +58,13 @@ def bench_op(
     """The gate averaging, forward and backward, against its naive form."""
     options = op.Options(batch, heads, tokens, key_width, gate_width, dtype, impl, repeats)
     if check:
-        op.bar_of(options)  # refuse a shape without a bar before measuring for minutes
+        bars.about(op.BARS, options, ["op"])  # refuse a shape without a bar before measuring for minutes
     result = op.run(options)
     _show(result.to_dict(), op.render(result), out, json)
-    if check:
-        missed = op.shortfalls(result)
-        for line in missed:
-            print(line, file=sys.stderr)
-        if missed:
-            raise typer.Exit(1)
     if not result.correct:
         raise typer.Exit(1)
+    if check:
+        _judge(op.BARS, options, {"op": result})
 
 
 def bench_train(

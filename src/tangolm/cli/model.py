@@ -104,6 +104,7 @@ def generate(
         float | None, typer.Option(help="Sample among the likeliest tokens of so much probability.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampled tokens.")] = 0,
+    beams: Annotated[int, typer.Option(help="Above 1: search for the likeliest text with so many beams.")] = 1,
     json: Json = False,
 ) -> None:
     """Continue a text.
@@ -130,6 +131,7 @@ def generate(
         top_p=top_p,
         seed=seed,
         stop_token=tokenizer.end_token,
+        beams=beams,
     )
     answer = tokenizer.decode(tokens)
     if json:

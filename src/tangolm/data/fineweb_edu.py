@@ -11,14 +11,25 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tangolm.config import suggest
 from tangolm.data.pipeline import Document, Pass, Worked, write
-from tangolm.data.records import JSON_LINES, PARQUET, RECORD_LIMIT, RecordError, lines, parse, rows, suffix, text_of
+from tangolm.data.records import (
+    JSON_LINES,
+    PARQUET,
+    RECORD_LIMIT,
+    RecordError,
+    Where,
+    lines,
+    parse,
+    rows,
+    suffix,
+    text_of,
+)
 from tangolm.data.seen import key
 from tangolm.data.source import Progress, at_least, check_context, existing, no_progress, option, whole_number
 from tangolm.data.tokenizer import CHOICES, get_tokenizer
@@ -72,15 +83,13 @@ class FineWebEduOptions:
             )
 
 
-@dataclass(frozen=True)
-class _Row:
-    where: str
+class _Row(NamedTuple):
+    where: str | Where
     values: Mapping[str, Any]
     split: str
 
 
-@dataclass(frozen=True)
-class _Fault:
+class _Fault(NamedTuple):
     """A record that cannot be used, or one that belongs to no split: what to count it as."""
 
     name: str
@@ -128,6 +137,7 @@ def prepare(
             Pass(partial(_items, read, options, HELD_OUT), HELD_OUT),
         ],
         work=partial(_work, on_error=options.on_error),
+        weigh=_weight,
         tokenizer=options.tokenizer,
         document_masking=options.document_masking,
         workers=options.workers,
@@ -151,6 +161,7 @@ def _bound(text: str, name: str) -> datetime.date:
         ) from error
 
 
+@lru_cache(maxsize=1024)
 def _week(dump: str) -> datetime.date:
     match = _DUMP.fullmatch(dump)
     if match is None:
@@ -158,7 +169,7 @@ def _week(dump: str) -> datetime.date:
     return datetime.date.fromisocalendar(int(match[1]), int(match[2]), 1)
 
 
-def _date(values: Mapping[str, Any], partition: str, where: str) -> datetime.date:
+def _date(values: Mapping[str, Any], partition: str, where: str | Where) -> datetime.date:
     """The date that decides a document's split.
 
     Raises:
@@ -206,6 +217,11 @@ def _items(
         yield item
 
 
+def _weight(item: _Row | _Fault | None) -> int:
+    text = item.values.get("text") if isinstance(item, _Row) else None
+    return len(text) if isinstance(text, str | bytes) else 0
+
+
 def _work(item: _Row | _Fault | None, on_error: str) -> Worked:
     if item is None:
         return Worked(())
@@ -227,7 +243,7 @@ def _work(item: _Row | _Fault | None, on_error: str) -> Worked:
     return Worked((Document(item.split, NAME, text, unless=keys),))
 
 
-_Record = tuple[str, Mapping[str, Any] | RecordError]  # where it stands, and what it holds
+_Record = tuple[str | Where, Mapping[str, Any] | RecordError]  # where it stands, and what it holds
 
 
 def _files(root: Path) -> list[Path]:
@@ -255,10 +271,10 @@ def _records(files: list[Path], options: FineWebEduOptions) -> Iterator[_Record]
         if suffix(path) == PARQUET:
             texts = ["text", "url", *([] if field == "date" else [field])]
             for number, values in rows(path, texts, ["date"] if field == "date" else [], limit):
-                yield f"{str(path)!r} row {number}", values
+                yield Where(path, "row", number), values
         else:
             for number, line in lines(path, limit):
-                where = f"{str(path)!r} line {number}"
+                where = Where(path, "line", number)
                 try:
                     yield where, parse(line, where)
                 except RecordError as error:

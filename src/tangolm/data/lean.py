@@ -112,6 +112,7 @@ def prepare(
         options,
         items=partial(_items, files),
         work=partial(_work, options=options),
+        weigh=lambda item: len(item.data),
         tokenizer=options.tokenizer,
         document_masking=options.document_masking or options.task == "proof",
         workers=options.workers,

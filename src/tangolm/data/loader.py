@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from jaxtyping import Int
-from torch import Tensor
 
 from tangolm.data.mixture import MixedSplit
 from tangolm.data.shards import Split
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def check_split(split: Split | MixedSplit, batch_size: int) -> None:
 
 def read_rows(split: Split | MixedSplit, rows: list[int]) -> Batch:
     """These rows of a split as a batch."""
+    import torch  # here, so that the processes of a preparation do not hold it
+
     pairs = [split.row(row) for row in rows]
     input_ids = torch.from_numpy(np.stack([tokens for tokens, _ in pairs]))
     supervised = torch.from_numpy(np.stack([marks for _, marks in pairs]))

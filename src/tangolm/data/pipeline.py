@@ -2,67 +2,39 @@
 
 An item is what a data set reads; `work` makes finished documents of it. Whatever the number of processes, and whether or
 not a preparation was killed on the way, its shards and its manifest are the same byte for byte: results are taken in the
-order of the items, and a journal keeps the exact state between two of them, half-filled rows and shards included.
+order of the items, and a journal keeps the exact state between two chunks of them, half-filled rows and shards included.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tangolm.data.encoded import Chunk, Document, EncodedChunk, Worked, chunks, encode, size_of
 from tangolm.data.manifest import JOURNAL, SPLITS, claim, replacing, resumes, write_manifest
+from tangolm.data.part import Part
 from tangolm.data.rows import Stream, WholeDocuments
 from tangolm.data.seen import Seen
 from tangolm.data.shards import ShardWriter
 from tangolm.data.source import Progress, cores, new_manifest, no_progress
-from tangolm.data.tokenizer import Tokenizer, get_tokenizer
+from tangolm.data.tokenizer import get_tokenizer
 from tangolm.data.workers import runner
 
-CHUNK_BYTES, CHUNK_ITEMS = 2**18, 512  # of pickled items that travel to a worker together
+__all__ = ["Document", "Pass", "Worked", "write"]
+
 ALONE = 2**22  # bytes of items worked in this process before others are started, which takes them seconds
 JOURNAL_SECONDS = 30.0
 REPORT_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Document:
-    """A finished document of a split.
-
-    Args:
-        split: "train", "dev" or "test".
-        source: the part of the split that it belongs to.
-        text: its bytes, or the next ones of the document before it where that has `ends` false.
-        prompt: so many of its first bytes are no targets of the loss; they are tokenised by themselves.
-        ends: whether the document ends here; the parts of one that is longer than memory come one after the other.
-        notes: keys (`seen.key`) to note.
-        unless: it is dropped and counted where one of these keys was noted by an earlier document that was written.
-    """
-
-    split: str
-    source: str
-    text: bytes
-    prompt: int = 0
-    ends: bool = True
-    notes: tuple[int, ...] = ()
-    unless: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Worked:
-    """What came of an item: documents in order, and counts of what was passed over."""
-
-    documents: tuple[Document, ...]
-    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +53,7 @@ def write(
     *,
     items: Callable[[int], Iterable[Any]] | Sequence[Pass],
     work: Callable[[Any], Worked],
+    weigh: Callable[[Any], int],
     tokenizer: str,
     document_masking: bool,
     workers: int | None = None,
@@ -102,6 +75,7 @@ def write(
         options: the data set's options; `context` is taken from them.
         items: read on from number `start` at each call; or several passes, one after the other.
         work: a function of a module, or a partial of one: it runs in new interpreters.
+        weigh: the bytes that an item is or stands for; how many travel and are held together depends on it.
         tokenizer: its name.
         document_masking: whether documents are kept from seeing each other.
         workers: processes; None takes one a core.
@@ -146,22 +120,24 @@ def write(
             rows = WholeDocuments(writer, options.context, coder.end_token, limit)
         else:
             rows = Stream(writer, options.context, coder.end_token, document_masking, limit)
-        parts[split] = _Part(rows, options.context, by_source and split != "train")
+        parts[split] = Part(rows, options.context, by_source and split != "train")
     state = _State(out / JOURNAL, parts, Counter(passed_over or {}))
     if goes_on:
         state.load()
     seen = Seen(out, state.steps)
-    encode = partial(_encode, work=work, tokenizer=tokenizer)
+    encoded = partial(encode, work=work, tokenizer=tokenizer)
     bounds = [limits.get(split) for split in {split for one in passes for split in one.splits}]
     report = _Report(progress, state, total, sum(bound or 0 for bound in bounds) if all(bounds) else 0)
     try:
-        with runner(encode, cores() if workers is None else workers, f"preparing {dataset}", _size) as run:
+        with runner(encoded, cores() if workers is None else workers, f"preparing {dataset}", size_of) as run:
             for current in passes[state.passes :]:
-                with closing(_results(current.items(state.items), encode, run)) as results:
+                read = chunks(current.items(state.items), weigh)
+                with closing(_results(read, encoded, run)) as results:
                     while not all(parts[split].rows.full for split in current.splits):
-                        if (encoded := next(results, None)) is None:
+                        if (chunk := next(results, None)) is None:
                             break
-                        _take(encoded, state, seen, current.splits, copies)
+                        _take(chunk, state, seen, current.splits, copies)
+                        del chunk
                         if state.due():
                             seen.save()
                             state.save()
@@ -183,144 +159,27 @@ def write(
     return manifest
 
 
-@dataclass(slots=True)  # not frozen: there are as many of them as documents
-class _Encoded:
-    """A document in tokens, of which the first `prompt` ones are not supervised; sizes are bytes of text."""
-
-    split: str
-    source: str
-    tokens: np.ndarray
-    prompt: int
-    prompt_size: int
-    size: int
-    ends: bool
-    notes: tuple[int, ...]
-    unless: tuple[int, ...]
-
-
-_Item = tuple[Mapping[str, int], list[_Encoded]]  # what came of an item
-_Chunk = tuple[bytes, ...]  # pickled items
-
-
-def _encode(chunk: _Chunk, work: Callable[[Any], Worked], tokenizer: str) -> list[_Item]:
-    coder = get_tokenizer(tokenizer)
-    return [
-        (worked.counts, [_tokens(document, coder) for document in worked.documents])
-        for worked in (work(pickle.loads(item)) for item in chunk)
-    ]
-
-
-def _tokens(document: Document, coder: Tokenizer) -> _Encoded:
-    text, dtype = document.text, np.uint16 if coder.vocab_size <= 2**16 else np.uint32
-    tokens, prompt = coder.encode_bytes(text[document.prompt :]), 0
-    if document.prompt:
-        before = coder.encode_bytes(text[: document.prompt])
-        tokens, prompt = np.concatenate([before, tokens]), len(before)
-    return _Encoded(
-        document.split,
-        document.source,
-        tokens.astype(dtype, copy=False),
-        prompt,
-        document.prompt,
-        len(text),
-        document.ends,
-        document.notes,
-        document.unless,
-    )
-
-
-def _chunks(items: Iterable[Any]) -> Iterator[_Chunk]:
-    chunk, held = [], 0
-    for item in items:
-        data = pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL)
-        chunk.append(data)
-        held += len(data)
-        if held >= CHUNK_BYTES or len(chunk) == CHUNK_ITEMS:
-            yield tuple(chunk)
-            chunk, held = [], 0
-    if chunk:
-        yield tuple(chunk)
-
-
-def _size(chunk: _Chunk) -> int:
-    return sum(map(len, chunk))
-
-
 def _results(
-    items: Iterable[Any],
-    encode: Callable[[_Chunk], list[_Item]],
-    run: Callable[[Iterable[_Chunk]], Generator[tuple[_Chunk, list[_Item]]]],
-) -> Generator[_Item]:
-    """What came of each item, in order; the first ones are worked here, so that a small source starts no process."""
-    chunks, held = _chunks(items), 0
+    read: Iterator[Chunk],
+    encoded: Callable[[Chunk], EncodedChunk],
+    run: Callable[[Iterable[Chunk]], Generator[tuple[Chunk, EncodedChunk]]],
+) -> Generator[EncodedChunk]:
+    """What came of each chunk, in order; the first ones are worked here, so that a small source starts no process."""
+    held = 0
     while held < ALONE:
-        if (chunk := next(chunks, None)) is None:
+        if (chunk := next(read, None)) is None:
             return
-        yield from encode(chunk)
-        held += _size(chunk)
-    with closing(run(chunks)) as results:
-        for _, encoded in results:
-            yield from encoded
-
-
-class _Part:
-    """A split that is being written, and which documents of which source it has."""
-
-    def __init__(self, rows: Stream | WholeDocuments, context: int, by_source: bool) -> None:
-        self.rows, self._context, self._by_source = rows, context, by_source
-        self._documents: dict[str, int] = {}
-        self._ranges: dict[str, list[int] | None] = {}
-        self._last: str | None = None
-
-    def add(self, encoded: _Encoded) -> bool:
-        """Write a document; False where it is longer than a row that must hold it whole."""
-        rows, documents = self.rows, self.rows.documents
-        prompt, answer = encoded.tokens[: encoded.prompt], encoded.tokens[encoded.prompt :]
-        if isinstance(rows, WholeDocuments) and len(encoded.tokens) + 1 > self._context:
-            return False
-        if self._by_source and encoded.source != self._last:
-            rows.break_row()
-            # A source that comes a second time has rows that do not stand together.
-            self._ranges[encoded.source] = None if encoded.source in self._ranges else [rows.rows, rows.rows]
-            if self._last is not None and (last := self._ranges[self._last]) is not None:
-                last[1] = rows.rows
-        self._last = encoded.source
-        if isinstance(rows, WholeDocuments):
-            rows.add(prompt, answer, encoded.prompt_size, encoded.size - encoded.prompt_size)
-        else:
-            if encoded.prompt_size:
-                rows.add(prompt, encoded.prompt_size, supervised=False)
-            rows.add(answer, encoded.size - encoded.prompt_size)
-            if encoded.ends or rows.full:
-                rows.end()
-        self._documents[encoded.source] = self._documents.get(encoded.source, 0) + rows.documents - documents
-        return True
-
-    def close(self) -> dict[str, Any]:
-        """Write what is left; the split's entry for the manifest."""
-        entry = self.rows.close()
-        if self._by_source and self._last is not None and (last := self._ranges[self._last]) is not None:
-            last[1] = self.rows.rows
-        whole = [0, self.rows.rows] if len(self._documents) == 1 else None
-        entry["sources"] = [
-            {"name": name, "documents": count, "rows": self._ranges[name] if self._by_source else whole}
-            for name, count in self._documents.items()
-        ]
-        return entry
-
-    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        numbers, arrays = self.rows.state()
-        return {"rows": numbers, "documents": self._documents, "ranges": self._ranges, "last": self._last}, arrays
-
-    def restore(self, numbers: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        self.rows.restore(numbers["rows"], arrays)
-        self._documents, self._ranges, self._last = numbers["documents"], numbers["ranges"], numbers["last"]
+        held += size_of(chunk)
+        yield encoded(chunk)
+    with closing(run(read)) as results:
+        for _, result in results:
+            yield result
 
 
 class _State:
     """How far a preparation has come, in memory and in its journal."""
 
-    def __init__(self, journal: Path, parts: Mapping[str, _Part], counts: Counter[str]) -> None:
+    def __init__(self, journal: Path, parts: Mapping[str, Part], counts: Counter[str]) -> None:
         self._journal, self.parts, self.counts = journal, parts, counts
         self.passes = self.items = 0  # passes that are over, items taken of the one that is not
         self.steps = self.bytes = 0  # items of all passes, bytes of all documents
@@ -365,25 +224,40 @@ class _State:
             part.restore(numbers["parts"][split], held)
 
 
-def _take(item: _Item, state: _State, seen: Seen, splits: tuple[str, ...], copies: str) -> None:
-    """Write the documents of an item, but for copies and for those of splits that are full."""
-    counts, documents = item
-    state.counts.update(counts)
-    for encoded in documents:
-        assert encoded.split in splits
-        assert encoded.ends or not encoded.unless  # a part of a document cannot be dropped by itself
-        part = state.parts[encoded.split]
-        state.bytes += encoded.size
-        if part.rows.full:
-            continue
-        if encoded.unless and seen.any(encoded.unless):
-            state.counts[copies] += 1
-        elif not part.add(encoded):
-            state.counts["too_long"] += 1
-        elif encoded.notes:
-            seen.note(encoded.notes, state.steps)
-    state.items += 1
-    state.steps += 1
+def _take(chunk: EncodedChunk, state: _State, seen: Seen, splits: tuple[str, ...], copies: str) -> None:
+    """Write the documents of a chunk, but for copies and for those of splits that are full; items behind the end of all
+    splits leave nothing, not even in the counts."""
+    known = seen.known(key for document in chunk.documents for key in document.unless)
+    noted: dict[int, int] = {}
+    documents, first, ended = iter(chunk.documents), 0, False
+    for place, count in enumerate(chunk.items):
+        if ended:
+            break
+        if place in chunk.counts:
+            state.counts.update(chunk.counts[place])
+        for encoded in islice(documents, count):
+            assert encoded.split in splits
+            assert encoded.ends or not encoded.unless  # a part of a document cannot be dropped by itself
+            part = state.parts[encoded.split]
+            state.bytes += encoded.size
+            start, first = first, first + encoded.tokens
+            if part.rows.full:
+                continue
+            if encoded.unless and not known.isdisjoint(encoded.unless):
+                state.counts[copies] += 1
+            elif not part.add(encoded, start, chunk.tokens):
+                state.counts["too_long"] += 1
+            elif encoded.notes:
+                known.update(encoded.notes)
+                for key in encoded.notes:
+                    noted.setdefault(key, state.steps)
+            if part.rows.full:
+                ended = all(state.parts[split].rows.full for split in splits)
+        state.items += 1
+        state.steps += 1
+    for part in state.parts.values():
+        part.flush(chunk.tokens)
+    seen.note(noted)
 
 
 class _Report:

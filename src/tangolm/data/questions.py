@@ -25,11 +25,11 @@ class Question:
     row: int
 
 
-def questions(split: Split | MixedSplit) -> list[Question]:
-    """Every question of `split`, in row order.
+def check_questions(split: Split | MixedSplit) -> Split:
+    """The split, if it holds questions.
 
     Raises:
-        ValueError: a split without prompts, such as one of running text; one of a mixture.
+        ValueError: one without prompts, such as one of running text; one of a mixture.
     """
     if isinstance(split, MixedSplit):
         raise ValueError(f"data {str(split.folder)!r} is a mixture; questions are read from prepared data, not from it")
@@ -37,6 +37,16 @@ def questions(split: Split | MixedSplit) -> list[Question]:
         raise ValueError(
             f"data {str(split.folder)!r} is running text and holds no questions; take a split of dm-mathematics"
         )
+    return split
+
+
+def questions(split: Split | MixedSplit) -> list[Question]:
+    """Every question of `split`, in row order.
+
+    Raises:
+        ValueError: a split without prompts, such as one of running text; one of a mixture.
+    """
+    split = check_questions(split)
     names: list[str | None] = [None] * split.rows
     for source in split.entry.sources:
         if source.rows is not None:

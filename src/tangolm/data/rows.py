@@ -79,12 +79,23 @@ class _Filler:
         self._tokens[: self._held] = arrays["row.tokens"]
         self._supervised[: self._held] = arrays["row.supervised"]
 
-    def _append(self, tokens: np.ndarray, supervised: np.ndarray | bool) -> None:
+    def _append(self, tokens: np.ndarray, supervised: bool) -> None:
+        self.stream_tokens += len(tokens)
+        start = min(len(tokens), self._context - self._held) if self._held else 0
+        if start:
+            self._hold(tokens[:start], supervised)
+        if whole := (len(tokens) - start) // self._context:
+            stop = start + whole * self._context
+            self._writer.add_rows(tokens[start:stop].reshape(whole, self._context), supervised)
+            start = stop
+        if start < len(tokens):
+            self._hold(tokens[start:], supervised)
+
+    def _hold(self, tokens: np.ndarray, supervised: np.ndarray | bool) -> None:
         stop = self._held + len(tokens)
         self._tokens[self._held : stop] = tokens
         self._supervised[self._held : stop] = supervised
         self._held = stop
-        self.stream_tokens += len(tokens)
         if stop == self._context:
             self._write()
 
@@ -121,7 +132,8 @@ class WholeDocuments(_Filler):
             return
         if self._held + len(tokens) > self._context:
             self.break_row()
-        self._append(tokens, np.arange(len(tokens)) >= len(prompt))
+        self._hold(tokens, np.arange(len(tokens)) >= len(prompt))
+        self.stream_tokens += len(tokens)
         self.documents += 1
         self.supervised_tokens += len(answer) + 1
         self.targets += len(answer) + 1
@@ -142,6 +154,16 @@ class Stream(_Filler):
         self._masking = document_masking
         self._open = False
 
+    @property
+    def open(self) -> bool:
+        """Whether a document is begun and not ended."""
+        return self._open
+
+    @property
+    def room(self) -> int | None:
+        """Tokens up to the limit, where there is one."""
+        return None if self._limit is None else self._limit - self.stream_tokens
+
     def add(self, tokens: np.ndarray, size: int, supervised: bool = True) -> None:
         """The next tokens of the document that is open, or the first of a new one.
 
@@ -149,7 +171,7 @@ class Stream(_Filler):
             size: bytes of their text; where the limit cuts the tokens, their share of it counts.
             supervised: whether they are targets of the loss.
         """
-        if self._limit is not None and len(tokens) > (room := self._limit - self.stream_tokens):
+        if (room := self.room) is not None and len(tokens) > room:
             size = size * room // len(tokens)
             tokens = tokens[:room]
             self.full = True
@@ -157,15 +179,37 @@ class Stream(_Filler):
         if supervised:
             self.targets += len(tokens)
             self.target_bytes += size
-        start = 0
-        while start < len(tokens):
-            piece = tokens[start : start + self._context - self._held]
             # The first token of a row has no predecessor; with masking, nor has that of a document.
-            unpredicted = self._held == 0 or (self._masking and not self._open)
-            self.supervised_tokens += supervised * (len(piece) - unpredicted)
-            self._open = True
-            self._append(piece, supervised)
-            start += len(piece)
+            begins = self._masking and not self._open and self._held > 0 and len(tokens) > 0
+            self.supervised_tokens += len(tokens) - self._rows_begun(len(tokens)) - begins
+        self._open = self._open or len(tokens) > 0
+        self._append(tokens, supervised)
+
+    def add_many(self, tokens: np.ndarray, lengths: np.ndarray, size: int) -> None:
+        """Whole documents, each to be closed by its end token, where none is open and all end before the limit.
+
+        Args:
+            tokens: of all of them, one behind the other, every one a target of the loss.
+            lengths: tokens of each [documents]; one without any leaves no end token either.
+            size: bytes of all their texts.
+        """
+        lengths = lengths[lengths > 0]
+        starts = np.cumsum(lengths + 1) - lengths - 1
+        stream = np.full(len(tokens) + len(lengths), self._end, np.promote_types(tokens.dtype, np.uint16))
+        inside = np.ones(len(stream), bool)
+        inside[starts + lengths] = False
+        stream[inside] = tokens
+        assert not self._open
+        assert self.room is None or len(stream) < self.room
+        unpredicted = self._rows_begun(len(stream))
+        if self._masking:
+            unpredicted += int(np.count_nonzero((starts + self._held) % self._context))
+        self.supervised_tokens += len(stream) - unpredicted
+        self.targets += len(stream)
+        self.target_bytes += size
+        self.bytes += size
+        self.documents += len(lengths)
+        self._append(stream, True)
 
     def end(self) -> None:
         """Close the document with its end token; one without any token leaves no end token either."""
@@ -174,6 +218,10 @@ class Stream(_Filler):
             self.documents += 1
             self._open = False
             self.full = self.full or self.stream_tokens == self._limit
+
+    def _rows_begun(self, count: int) -> int:
+        """How many of the next `count` tokens are the first of a row."""
+        return -(-(self._held + count) // self._context) - (self._held > 0)
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         numbers, arrays = super().state()

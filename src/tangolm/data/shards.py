@@ -39,12 +39,21 @@ class ShardWriter:
 
     def add(self, tokens: np.ndarray, supervised: np.ndarray) -> None:
         """Append one row: tokens [context], supervised bool [context]."""
-        self._tokens[self._held] = tokens
-        self._supervised[self._held] = supervised
-        self._held += 1
-        self.rows += 1
-        if self._held == self._capacity:
-            self._flush()
+        self.add_rows(tokens[None], supervised[None])
+
+    def add_rows(self, tokens: np.ndarray, supervised: np.ndarray | bool) -> None:
+        """Append rows: tokens [rows, context], supervised bool [rows, context] or the same for all of them."""
+        start = 0
+        while start < len(tokens):
+            stop = start + min(len(tokens) - start, self._capacity - self._held)
+            held = slice(self._held, self._held + stop - start)
+            self._tokens[held] = tokens[start:stop]
+            self._supervised[held] = supervised if isinstance(supervised, bool) else supervised[start:stop]
+            self._held += stop - start
+            self.rows += stop - start
+            start = stop
+            if self._held == self._capacity:
+                self._flush()
 
     def close(self) -> list[dict[str, Any]]:
         """Write what is left; the shards' entries for the manifest."""

@@ -30,17 +30,27 @@ class JsonLines:
         """The schema of the first row that has a file.
 
         Raises:
-            ValueError: there is none, or it lacks what is needed; file and line are named.
+            ValueError: there is none, or it lacks what is needed; file and line are named. Where lines are passed over, the
+                first that has what is needed counts.
         """
+        fault = None
         for where, line in self._lines():
             try:
                 record = parse(line, where)
                 files = _files(record, where)
             except RecordError:
                 continue  # reading comes to it
-            if files:
+            if not files:
+                continue
+            try:
                 return schema_of(where, list(record), list(files[0]), wanted)
-        raise ValueError(f"{', '.join(self.names[:3])}: no line has a file; give lines of the schema of The Stack")
+            except RecordError as error:
+                if not self.skip:
+                    raise
+                fault = fault or error
+        raise fault or ValueError(
+            f"{', '.join(self.names[:3])}: no line has a file; give lines of the schema of The Stack"
+        )
 
     def repositories(self, wanted: Wanted, start: int = 0) -> Iterator[Repository]:
         """The rows of all files from number `start` on.

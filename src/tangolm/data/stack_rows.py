@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tangolm.data.records import RecordError
+
 MOST = 2**26  # bytes of one repository that are kept, so that memory is bounded
 REPOSITORY = ("repo_path", "repo_name", "max_stars_repo_name")
 FIELDS = {  # what is read of a file, and its name in versions 3, 2 and 1
@@ -122,18 +124,19 @@ def schema_of(where: str, row: Sequence[str], file: Sequence[str], wanted: Wante
     """The schema of rows, given the names of their fields and of their files' (the same where a row is a file).
 
     Raises:
-        ValueError: what is needed is not there.
+        RecordError: the name of the repository or the content is not there.
+        ValueError: what the options need is not there.
     """
     repository = next((field for field in REPOSITORY if field in row), None)
     if repository is None:
-        raise ValueError(f"{where} has none of {', '.join(REPOSITORY)}; it has {', '.join(row)}")
+        raise RecordError(f"{where} has none of {', '.join(REPOSITORY)}; it has {', '.join(row)}")
     fields = {
         key: next(name for name in names if name in file)
         for key, names in FIELDS.items()
         if any(name in file for name in names)
     }
     if "content" not in fields:
-        raise ValueError(
+        raise RecordError(
             f"{where} has no content, only {', '.join(file)}: where rows are mere ids (as The Stack v2 is published), "
             "take a copy with contents"
         )

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 from tangolm.config import suggest
 from tangolm.data.held_out import check_fractions, place_of, split_at, token_limits
@@ -30,6 +30,7 @@ from tangolm.data.records import (
     PARQUET,
     RECORD_LIMIT,
     RecordError,
+    Where,
     lines,
     opened,
     parse,
@@ -118,8 +119,7 @@ class _File:
         return suffix(self.path) in (*JSON_LINES, PARQUET)
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """The next bytes of a document of a file of text."""
 
     split: str
@@ -127,11 +127,10 @@ class _Piece:
     ends: bool
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """A line of JSON or the text of a row; `split` is None where its text decides."""
 
-    where: str
+    where: Where
     line: bytes | None
     row: dict[str, Any] | None
     split: str | None
@@ -174,6 +173,7 @@ def prepare(
         options,
         items=lambda start: islice(_items(parts, options), start, None),
         work=partial(_work, options=options),
+        weigh=partial(_weight, field=options.field),
         tokenizer=options.tokenizer,
         document_masking=options.document_masking,
         workers=options.workers,
@@ -198,10 +198,16 @@ def _items(parts: list[tuple[_File, list[tuple[str, int, int]]]], options: TextO
                 yield from _pieces(file.path, name, start, stop)
         elif suffix(file.path) == PARQUET:
             for number, values in rows(file.path, [options.field], limit=limit):
-                yield _Record(f"{str(file.path)!r} row {number}", None, values, split)
+                yield _Record(Where(file.path, "row", number), None, values, split)
         else:
             for number, line in lines(file.path, limit):
-                yield _Record(f"{str(file.path)!r} line {number}", line, None, split)
+                yield _Record(Where(file.path, "line", number), line, None, split)
+
+
+def _weight(item: _Piece | _Record, field: str) -> int:
+    if isinstance(item, _Piece):
+        return len(item.text)
+    return len(item.line or b"") if item.row is None else len(item.row[field] or b"")
 
 
 def _work(item: _Piece | _Record, options: TextOptions) -> Worked:
@@ -219,7 +225,7 @@ def _work(item: _Piece | _Record, options: TextOptions) -> Worked:
         return Worked((), {"empty": 1})
     # A text is placed by its hash, so that it stays in its split when others come or go.
     split, keys = item.split or options.split_of(place_of(text)), (key(text),)
-    return Worked((Document(split, NAME, text, notes=keys, unless=keys),))
+    return Worked((Document(split, NAME, text, 0, True, keys, keys),))
 
 
 def _files(root: Path, options: TextOptions, passed: Counter[str]) -> list[_File]:

@@ -5,7 +5,7 @@ Further ones are named `hf:NAME_OR_FOLDER`: a `tokenizer.json` of Hugging Face's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def encode_bytes(self, data: bytes) -> np.ndarray: ...
+    def encode_many(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]: ...
     def decode(self, ids: Iterable[int]) -> str: ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -37,6 +37,17 @@ def pieces(text: str) -> Iterator[str]:
         yield text[start:]
 
 
+def one_by_one(
+    encode: Callable[[bytes], np.ndarray], texts: Sequence[bytes], dtype: type
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of texts, each encoded by itself, one behind the other as `dtype`, and how many each has (int64)."""
+    encoded = [encode(text) for text in texts]
+    counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    if len(encoded) == 1:  # not copied: it may be large
+        return encoded[0].astype(dtype, copy=False), counts
+    return np.concatenate([np.empty(0, dtype), *encoded]).astype(dtype, copy=False), counts
+
+
 class ByteTokenizer:
     """One token a byte of UTF-8 (0 to 255) and the end token 256, which no text encodes to."""
 
@@ -56,6 +67,11 @@ class ByteTokenizer:
     def encode_bytes(self, data: bytes) -> np.ndarray:
         """The tokens of raw bytes, valid UTF-8 or not, as uint16 [bytes]."""
         return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
+
+    def encode_many(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of texts, one behind the other as uint8, and how many each has (int64)."""
+        joined = texts[0] if len(texts) == 1 else b"".join(texts)  # one text is not copied: it may be large
+        return np.frombuffer(joined, dtype=np.uint8), np.fromiter(map(len, texts), np.int64, len(texts))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`: end tokens are dropped, bytes that are no UTF-8 become U+FFFD.

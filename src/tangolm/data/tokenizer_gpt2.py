@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tangolm.data.tokenizer_bytes import pieces, utf8
+from tangolm.data.tokenizer_bytes import PIECE, one_by_one, pieces, utf8
 
 if TYPE_CHECKING:
     import tiktoken
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # GPT-2's own pattern in the form that tiktoken found to run faster (tiktoken_ext/openai_public.py).
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+_END = "<|endoftext|>"
 _INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as surrogateescape decodes them
 
 
@@ -65,6 +66,29 @@ class Gpt2Tokenizer:
                 encoded.append(encoding.encode_to_numpy(piece, disallowed_special=()))
         return np.concatenate(encoded).astype(np.uint16)
 
+    def encode_many(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of texts, one behind the other as uint16, and how many each has (int64).
+
+        Small texts are encoded together, the end token between them: what precedes or follows it does not change how a text
+        is encoded, and a call of the library for each would cost more than a short text does.
+
+        Raises:
+            ValueError: a package that is missing.
+        """
+        tokens, counts = [np.empty(0, np.uint16)], [np.empty(0, np.int64)]
+        for group in _groups(texts):
+            joined = _joined(group)
+            if joined is None:
+                found, lengths = one_by_one(self.encode_bytes, group, np.uint16)
+            else:
+                found = _encoding().encode_to_numpy(joined, allowed_special={_END}, disallowed_special=())
+                ends = found == self.end_token
+                lengths = np.diff(np.flatnonzero(ends), prepend=-1, append=len(found)) - 1
+                found = found[~ends].astype(np.uint16)
+            tokens.append(found)
+            counts.append(lengths)
+        return tokens[1] if len(tokens) == 2 else np.concatenate(tokens), np.concatenate(counts)
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`: end tokens are dropped, bytes that are no UTF-8 become U+FFFD.
 
@@ -77,6 +101,28 @@ class Gpt2Tokenizer:
                 raise ValueError(f"token id {token} is outside 0 to {self.end_token} of the tokenizer 'gpt2'")
         kept = [token for token in values if token != self.end_token]
         return _encoding().decode_bytes(kept).decode("utf-8", errors="replace")
+
+
+def _groups(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Texts that are encoded together: each larger one by itself."""
+    first = held = 0
+    for number, text in enumerate(texts):
+        if held + len(text) > PIECE and number > first:
+            yield texts[first:number]
+            first, held = number, 0
+        held += len(text)
+    if first < len(texts):
+        yield texts[first:]
+
+
+def _joined(texts: Sequence[bytes]) -> str | None:
+    """Texts with the text of the end token between them; None where that is in one of them, or one is no UTF-8."""
+    if len(texts) == 1 or any(_END.encode() in text for text in texts):
+        return None
+    try:
+        return _END.join([text.decode("utf-8") for text in texts])
+    except UnicodeDecodeError:
+        return None
 
 
 @cache
@@ -99,7 +145,7 @@ def _encoding() -> tiktoken.Encoding:
         "gpt2",
         pat_str=PATTERN,
         mergeable_ranks=_ranks(merges.decode("utf-8")),
-        special_tokens={"<|endoftext|>": Gpt2Tokenizer.end_token},
+        special_tokens={_END: Gpt2Tokenizer.end_token},
         explicit_n_vocab=Gpt2Tokenizer.vocab_size,
     )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tangolm.data.tokenizer_bytes import pieces, utf8
+from tangolm.data.tokenizer_bytes import one_by_one, pieces, utf8
 
 if TYPE_CHECKING:
     import tokenizers
@@ -84,6 +84,14 @@ class HuggingFaceTokenizer:
                 "remove eos_token from its tokenizer_config.json, and it gets one of its own"
             )
         return tokens
+
+    def encode_many(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of texts, one behind the other (uint16 where the vocabulary allows), and how many each has (int64).
+
+        Raises:
+            ValueError: a text that encodes to the end token.
+        """
+        return one_by_one(self.encode_bytes, texts, np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; end tokens are dropped.

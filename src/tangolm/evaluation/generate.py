@@ -14,6 +14,7 @@ import torch
 
 from tangolm.data.questions import Question
 from tangolm.data.tokenizer import Tokenizer
+from tangolm.evaluation.beam import beam_search, left_padded
 from tangolm.evaluation.sampling import Sampling
 from tangolm.models import LanguageModel, build_model
 
@@ -29,6 +30,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
     stop_token: int | None = None,
+    beams: int = 1,
 ) -> list[list[int]]:
     """Continue each prompt.
 
@@ -39,30 +41,37 @@ def generate(
         temperature, top_k, top_p: as in `Sampling`; temperature 0 takes the most likely token.
         seed: of the sampled tokens. A row's tokens do not depend on the rows behind it.
         stop_token: ends a row; it is not part of the result. None: no such token.
+        beams: above 1, search with so many continuations a prompt for the most likely one (`evaluation.beam`).
 
     Returns:
         The new tokens of each prompt.
 
     Raises:
-        ValueError: an empty prompt, a token outside the vocabulary, a sampling value out of range.
+        ValueError: an empty prompt, a token outside the vocabulary, a sampling value out of range, beams that do not go with
+            it.
     """
     sampling = Sampling(temperature, top_k, top_p)
     vocab_size = model.config.vocab_size
     _check(prompts, max_new_tokens, vocab_size, stop_token)
+    if beams < 1:
+        raise ValueError(f"beams must be at least 1, got {beams}")
+    if beams > 1 and (temperature, top_k, top_p) != (0.0, None, None):
+        raise ValueError(
+            f"beams {beams} samples nothing and does not go with temperature {temperature}, top_k {top_k} and top_p {top_p}; "
+            "give temperature 0 alone, or beams 1"
+        )
     results: list[list[int]] = [[] for _ in prompts]
     if not prompts or max_new_tokens == 0:
         return results
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(prompts), max_new_tokens, generator=generator, dtype=torch.float64)
-    longest = max(len(prompt) for prompt in prompts)
-    # A pad's id is arbitrary: the mask hides it.
-    padded = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    mask = torch.arange(longest) >= (longest - lengths)[:, None]
+    padded, mask = left_padded(prompts)
     training = model.training
     model.eval()
     try:
+        if beams > 1:
+            return beam_search(model, prompts, max_new_tokens, beams, stop_token)
         with torch.no_grad():
             cache = model.new_cache(len(prompts))
             given = None if bool(mask.all()) else mask.to(device)

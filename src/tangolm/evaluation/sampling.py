@@ -16,6 +16,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
+def on_host(logits: Float[Tensor, "B V"], vocab_size: int) -> Float[Tensor, "B V"]:
+    """Logits of one position without the columns from `vocab_size` on, as float32 on the CPU.
+
+    Raises:
+        ValueError: some are not numbers.
+    """
+    logits = logits[:, :vocab_size].detach().to("cpu", torch.float32)
+    if bool(logits.isnan().any()):
+        raise ValueError("the model's logits are not numbers (NaN); its weights are damaged or have diverged")
+    return logits
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How a token is chosen.
@@ -57,9 +69,7 @@ class Sampling:
         Raises:
             ValueError: logits that are not numbers.
         """
-        logits = logits[:, :vocab_size].detach().to("cpu", torch.float32)
-        if bool(logits.isnan().any()):
-            raise ValueError("the model's logits are not numbers (NaN); its weights are damaged or have diverged")
+        logits = on_host(logits, vocab_size)
         if self.temperature == 0:
             return logits.argmax(-1)
         probability, token = self.distribution(logits)

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from tangolm.data import get_tokenizer, questions
+from tangolm.data.questions import check_questions
 from tangolm.evaluation import exact_match
 from tangolm.evaluation.generate import Progress
 from tangolm.training import Run, environment, evaluate_run
@@ -37,6 +38,8 @@ def answer_run(run: Run, *, samples: int = 20, progress: Progress | None = None)
     Raises:
         ValueError: as `evaluate_run`; a split without questions.
     """
+    split = open_data(run.config, "test")
+    check_questions(split)  # before the test split is met
     test = evaluate_run(run, "test")
     path = run.folder / "evaluation" / NAME
     if path.exists():
@@ -46,7 +49,6 @@ def answer_run(run: Run, *, samples: int = 20, progress: Progress | None = None)
             raise ValueError(f"{path} is damaged ({error}); delete it to answer the questions again") from error
         if all(kept.get(name) == test[name] for name in ("weights_sha256", "data_sha256")):
             return kept
-    split = open_data(run.config, "test")
     model = run.load("best").to(environment.choose(run.config).device)
     answers = exact_match(
         model,

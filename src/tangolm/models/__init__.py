@@ -7,7 +7,10 @@ An architecture is a file with its configuration and block, a line in `build.MOD
 from tangolm.models.base import Block, LanguageModel, ModelConfig, ModelOutput, Score, supervised
 from tangolm.models.build import MODELS, build_model, config_class
 from tangolm.models.cache import Cache
+from tangolm.models.compact import CompactTangoBlock, CompactTangoConfig
 from tangolm.models.files import load_model, read_model_config, read_tokenizer_name, save_model
+from tangolm.models.flash import FlashBlock, FlashConfig
+from tangolm.models.gau import GauBlock, GauConfig
 from tangolm.models.layer import TangoLayer
 from tangolm.models.memory import training_memory_bytes
 from tangolm.models.presets import preset, preset_names, tier_of
@@ -19,6 +22,12 @@ __all__ = [
     "MODELS",
     "Block",
     "Cache",
+    "CompactTangoBlock",
+    "CompactTangoConfig",
+    "FlashBlock",
+    "FlashConfig",
+    "GauBlock",
+    "GauConfig",
     "LanguageModel",
     "ModelConfig",
     "ModelOutput",

@@ -81,6 +81,11 @@ class ModelConfig(ABC):
         """Channels that RoPE turns and the base of its frequencies; None: no RoPE."""
 
     @property
+    def limit(self) -> int | None:
+        """Tokens that a row can have, those in a cache included; a call with more is refused. None: any number."""
+        return None
+
+    @property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding."""
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
@@ -221,7 +226,8 @@ class LanguageModel(nn.Module):
             return_logits: None: only when there are no labels.
 
         Raises:
-            ValueError: shapes that do not fit, a token outside the vocabulary, document ids that decrease.
+            ValueError: shapes that do not fit, a token outside the vocabulary, document ids that decrease, more
+                tokens than the architecture takes. The cache is then as it was.
         """
         mask = None if attention_mask is None else attention_mask.to(torch.bool)
         if not torch.compiler.is_compiling():
@@ -331,6 +337,12 @@ class LanguageModel(nn.Module):
             if not isinstance(cache, Cache):
                 raise ValueError(f"cache must come from new_cache, got {type(cache).__name__}")
             cache.check(self.config, input_ids.shape[0])
+        total, limit = input_ids.shape[1] + (0 if cache is None else cache.length), self.config.limit
+        if limit is not None and total > limit:
+            raise ValueError(
+                f"input_ids: {total} tokens in a row, but this {self.config.architecture} model has a context of {limit} and "
+                "no position bias beyond; give fewer, or build it with a larger context"
+            )
         # Elsewhere the range check would wait for the device at every step.
         if input_ids.device.type == "cpu" and input_ids.numel():
             low, high = int(input_ids.min()), int(input_ids.max())

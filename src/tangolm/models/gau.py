@@ -36,6 +36,10 @@ class GauConfig(GatedUnitConfig):
     def longest(self) -> int:
         return self.context
 
+    @property
+    def limit(self) -> int:
+        return self.context
+
     def block_macs(self, tokens: int, pairs: int) -> int:
         d, e, s = self.width, self.gated_width, self.shared_width
         return tokens * (3 * d * e + d * s) + pairs * (s + e)
@@ -54,12 +58,6 @@ class GauBlock(GatedUnit):
         self, kinds: list[Float[Tensor, "B T s"]], value: Float[Tensor, "B T e"], layout: Layout, state: Any
     ) -> Float[Tensor, "B T e"]:
         query, key = kinds
-        total = value.shape[1] + (0 if state is None else state.length)
-        if total > self.context:
-            raise ValueError(
-                f"input_ids: {total} tokens in a row, but this GAU model has a context of {self.context} and no position "
-                "bias beyond; give fewer, or build it with a larger context"
-            )
         document_ids, mask = layout.document_ids, layout.mask
         if state is not None:
             keys, values, document_ids, mask = state.extend(key[:, :, None], value[:, :, None], document_ids, mask)
