@@ -1,7 +1,8 @@
 """What a dry run says that a run costs, against what the run then takes: peak memory, seconds of a step and of the whole.
 
 Probes and runs of some steps take turns, each in a process of its own; a run is compared with the mean of the probes before and
-behind it, so that a drift of the machine cancels. Figures are medians over runs of probed / measured. The whole is all updates and evaluations, the first ones included.
+behind it, so that a drift of the machine cancels. Figures are medians over runs of probed / measured. The whole is all updates
+and evaluations, the first ones included.
 """
 
 from __future__ import annotations
