@@ -3,10 +3,10 @@
     seconds of a step = median(update of one micro-batch) + (batch_size / micro_batch - 1) * median(a further pass)
     seconds of a run  = steps * (a step + reading its batch) + evaluations * rows * (an evaluation batch / its rows)
 
-All micro-batches of a run have the same shape, so that one stands for all, and they are real rows of the training split. A
-few updates warm up: the first one allocates the moments, and memory settles behind some more. The peak is that of the whole process, as a run records it: the update
-holds weights, moments, gradients and activations together, and an evaluation batch is passed too. Not in it: starting,
-hashing the data, and writing checkpoints.
+All micro-batches of a run have the same shape, so that one stands for all, and they are real rows of the training split. A few
+updates warm up: the first one allocates the moments, and memory settles behind some more. The peak is that of the whole process,
+as a run records it: the update holds weights, moments, gradients and activations together, and an evaluation batch is passed
+too. Not in it: starting, hashing the data, and writing checkpoints.
 """
 
 from __future__ import annotations
