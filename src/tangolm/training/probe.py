@@ -3,10 +3,10 @@
     seconds of a step = median(update of one micro-batch) + (batch_size / micro_batch - 1) * median(a further pass)
     seconds of a run  = steps * (a step + reading its batch) + evaluations * rows * (an evaluation batch / its rows)
 
-All micro-batches of a run have the same shape, so that one stands for all, and they are real rows of the training split. A
-first update, which allocates the moments, warms up. The peak is that of the whole process, as a run records it: the update
-holds weights, moments, gradients and activations together, and an evaluation batch is passed too. Not in it: starting,
-hashing the data, and writing checkpoints.
+All micro-batches of a run have the same shape, so that one stands for all, and they are real rows of the training split. A few
+updates warm up: the first one allocates the moments, and memory settles behind some more. The peak is that of the whole process,
+as a run records it: the update holds weights, moments, gradients and activations together, and an evaluation batch is passed
+too. Not in it: starting, hashing the data, and writing checkpoints.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from tangolm.models import build_model
 from tangolm.training import environment
 from tangolm.training.distributed import Parallel
 from tangolm.training.memory import peak_memory_bytes
+from tangolm.training.metrics import WARMUP_UPDATES
 from tangolm.training.optim import build_optimizer, learning_rate
 from tangolm.training.run import RunConfig, config_from_dict
 from tangolm.training.trainer import EVALUATION_BATCH
 from tangolm.training.update import accumulate, update
 
 ROUNDS, MOST_ROUNDS = 3, 20  # timed updates: more than ROUNDS only while they are short
-ENOUGH_SECONDS = 2.0
+ENOUGH_SECONDS = 6.0
+WARM_SECONDS = 10.0  # a step that takes long needs but one
 CHILD = "from tangolm.training.probe import main; main()"
 
 
@@ -116,10 +118,14 @@ def measure(config: RunConfig) -> dict[str, Any]:
 
     if getattr(config.model, "segments", 1) > 1:
         model.rotate(1)
-    step()
     more = config.batch_size / micro_batch - 1
-    if more:
-        further()  # on top of the gradients: what it holds beside them is part of the peak
+    started = time.perf_counter()
+    for done in range(WARMUP_UPDATES):
+        if done and time.perf_counter() - started > WARM_SECONDS:
+            break
+        step()
+        if more:
+            further()  # on top of the gradients: what it holds beside them is part of the peak
     updates: list[float] = []
     passing: list[float] = []
     started = time.perf_counter()
