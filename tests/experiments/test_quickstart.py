@@ -115,7 +115,8 @@ def test_an_interruption_changes_nothing(
     straight = quickstart.run(tmp_path, size=TINY)
     for one, other in zip(result.runs, straight.runs, strict=True):
         for split in ("test", "answers"):
-            assert Run(one).evaluation(split) == Run(other).evaluation(split)
+            ours, theirs = ({**(Run(run).evaluation(split) or {}), "data": None} for run in (one, other))
+            assert ours == theirs
 
 
 def test_other_folders_are_refused(

@@ -68,7 +68,7 @@ def test_what_others_hold_is_a_warning(
 
 
 @pytest.mark.parametrize("family", EVERY)
-@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("impl", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
 def test_the_quick_bound_is_above_every_estimate(family: str, impl: str) -> None:
     for batch, context in ((1, 8), (3, 64), (2, 200)):
         model = tiny_model(family, context=context)

@@ -133,7 +133,7 @@ def test_other_data_that_does_not_fit(tiny: Make, tmp_path: Path, sums: Path) ->
     gau = Run(train(tiny(*small, preset="gau-mini-d4", steps=1), tmp_path / "gau", progress=False).folder)
     longer = prepare_sums(tmp_path / "longer", context=2 * CONTEXT)
     with pytest.raises(
-        ValueError, match=f"{2 * CONTEXT} tokens in a row, but this GAU model has a context of {CONTEXT}"
+        ValueError, match=f"{2 * CONTEXT} tokens in a row, but this gau model has a context of {CONTEXT}"
     ):
         evaluate_run(gau, "dev", data=longer)
     assert not (run.folder / "evaluation").exists()

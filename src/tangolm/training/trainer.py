@@ -233,7 +233,9 @@ class Trainer:
         size, batch = self.world.size, self.config.batch_size
         share = self.world.largest_share(batch)
         passes = -(-share // self.micro_batch)
-        text = f"batch of {batch} sequences in {passes} passes of up to {self.micro_batch}"
+        text = (
+            f"batch of {batch} sequences in {passes} {'pass' if passes == 1 else 'passes'} of up to {self.micro_batch}"
+        )
         if size == 1:
             return text
         return f"{text} on each of {size} processes ({self.config.parallel})"
