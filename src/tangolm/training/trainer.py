@@ -10,12 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -38,6 +35,7 @@ from tangolm.training.metrics import MetricsWriter, drop_after, median_tokens_pe
 from tangolm.training.optim import build_optimizer, learning_rate
 from tangolm.training.progress import Display
 from tangolm.training.run import Budget, Run, RunConfig, check_same, claim, open_data
+from tangolm.training.signals import Signals
 from tangolm.training.update import NonFinite, update
 
 EVALUATION_BATCH = 8
@@ -244,7 +242,7 @@ class Trainer:
         """Train from `state` to the end, to `stop_after` steps, or to a signal."""
         steps = self.budget.steps
         stop_at = steps if stop_after is None else min(steps, state.step + stop_after)
-        saved = state.step if checkpoint.newest(self.run.checkpoints) else None
+        saved = state.step or None
         records: list[dict[str, Any]] = []
         recorded = logs.open_logs(self.config, self.run.folder, state.step) if self.world.first else []
         metrics = MetricsWriter(self.run.metrics_path if self.world.first else None, recorded)
@@ -422,41 +420,3 @@ class Trainer:
             tokens_per_s=median_tokens_per_second(records),
             message=message,
         )
-
-
-class Signals:
-    """Remembers the first SIGINT or SIGTERM instead of dying of it. Idle off the main thread.
-
-    A second one acts as ever, but not under `torchrun`: that passes on what the terminal has sent to all already.
-    """
-
-    def __init__(self, world: World = ALONE) -> None:
-        self.received: int | None = None
-        self._world = world
-        self._patient = "TORCHELASTIC_RUN_ID" in os.environ
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._take)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        if not self._patient:
-            self._restore()
-
-    def agreed(self) -> int | None:
-        """The signal that any process has received."""
-        seen = [int(self.received == number) for number in (signal.SIGINT, signal.SIGTERM)]
-        interrupted, terminated = self._world.sum(torch.tensor(seen)).tolist()
-        return signal.SIGINT if interrupted else signal.SIGTERM if terminated else None
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
