@@ -35,7 +35,7 @@ from typing import Any
 
 from tangolm import data
 from tangolm.training import Run, checkpoint
-from tests.training.sums import same_bits, weights
+from tests.training.sums import MEASURED, same_bits, weights
 
 ROOT = Path(__file__).parents[1]
 STEPS, EVALUATE, SAVE, KEEP = 60, 3, 2, 2
@@ -50,7 +50,6 @@ SETTINGS = {
     "model.depth": 2,
     "model.gated_width": 256,
 }
-CLOCKS = ("seconds", "tokens_per_s")  # fields of metrics.jsonl that differ from run to run
 KILLS = 10
 FULL = 3  # times that the disk fills up
 LATEST = 50  # the last step from which a blow may be waited for: it must come before the run ends
@@ -180,7 +179,7 @@ def compare(out: Path, straight: Path) -> None:
         if one.name != two.name or not same_bits(weights(one), weights(two)):
             raise Wrong(f"{out.name}: the {which} checkpoint {one.name} is not that of the undisturbed run, {two.name}")
     lines = [
-        [{k: v for k, v in record.items() if k not in CLOCKS} for record in run.metrics()] for run in (ours, theirs)
+        [{k: v for k, v in record.items() if k not in MEASURED} for record in run.metrics()] for run in (ours, theirs)
     ]
     for number, (one, two) in enumerate(zip(*lines, strict=False), start=1):
         if list(one.items()) != list(two.items()):

@@ -139,6 +139,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp-untied": ("untied-mini-d4", {}),
     "accumulated": ("tango-mini-d4", {"micro_batch": 1}),
     "recomputed": ("tango-mini-d4", {"recompute": True}),
+    "ddp-unevaluated": ("tango-mini-d4", {"evaluate_every": 12}),
+    "fsdp-unevaluated": ("tango-mini-d4", {"evaluate_every": 12, "parallel": "fsdp"}),
+    "ddp-bf16": ("tango-mini-d4", {"precision": "bf16", "steps": 4}),
+    "fsdp-bf16": ("tango-mini-d4", {"precision": "bf16", "steps": 4, "parallel": "fsdp"}),
     "epoch": ("tango-mini-d4", {"steps": None, "epochs": 1.0, "batch_size": 11}),
 }
 
@@ -168,10 +172,14 @@ def refusals(world: World, data: Path, out: Path) -> list[str]:
     def diverge() -> None:
         train(config(data, "optimizer.peak_lr=1e30", "optimizer.clip=null"), out / "diverged", progress=False)
 
+    def changed_data() -> None:
+        train(config(out / "changed"), out / "unread", progress=False)
+
     for attempt in (
         lambda: train(config(data, batch_size=1), out / "small", progress=False),
         lambda: train(config(data), out / "ddp", progress=False),
         lambda: world.agree(only_the_second),
+        changed_data,
         diverge,
     ):
         try:

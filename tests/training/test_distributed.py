@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tangolm.training import Run, train
 from tests.training.several import KINDS, MODELS, RUNS, config
@@ -46,6 +48,9 @@ def out(sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(config(sums, preset="untied-mini-d4"), folder / "alone-untied", progress=False)
     train(config(sums, batch_size=11, steps=None, epochs=1.0), folder / "alone-epoch", progress=False)
     train(config(sums), folder / "from-one", stop_after=6, progress=False)
+    train(config(sums, precision="bf16", steps=4), folder / "alone-bf16", progress=False)
+    shard = shutil.copytree(sums, folder / "changed") / "train-00000.tokens.npy"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
     done = torchrun(2, "tests.training.several", sums, folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -93,11 +98,28 @@ def test_evaluation_counts_every_token_once(record: dict[str, Any]) -> None:
 
 def test_processes_see_the_same_examples_as_one(out: Path) -> None:
     for name in RUNS:
+        if "unevaluated" in name or "bf16" in name:  # below
+            continue
         alone = out / ("alone-untied" if "untied" in name else "alone-epoch" if name == "epoch" else "alone")
         ours, theirs = Run(out / name).metrics(), Run(alone).metrics()
         for key in ("step", "samples", "tokens", "supervised_tokens", "lr", "kind"):
             assert [line.get(key) for line in ours] == [line.get(key) for line in theirs], (name, key)
         close(losses(out / name), losses(alone))
+
+
+@pytest.mark.case(22)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_evaluation_leaves_no_trace(out: Path, kind: str) -> None:
+    assert losses(out / f"{kind}-unevaluated") == losses(out / kind)
+
+
+@pytest.mark.case(18)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_keeps_float32_weights(out: Path, kind: str) -> None:
+    run = Run(out / f"{kind}-bf16")
+    assert {tensor.dtype for tensor in weights(run.last()).values()} == {torch.float32}
+    assert losses(run.folder) == pytest.approx(losses(out / "alone-bf16"), rel=2e-3)
+    assert losses(run.folder) != losses(out / kind)[:4]
 
 
 def test_the_same_number_of_processes_gives_the_same_bits(out: Path) -> None:
@@ -141,18 +163,20 @@ def test_several_processes_go_on_with_any_checkpoint(out: Path, name: str) -> No
     close(losses(out / name), losses(out / "alone"))
 
 
+@pytest.mark.case(29)
 def test_the_process_that_met_the_mistake_tells_of_it(out: Path) -> None:
     first, second = (json.loads((out / f"said-{rank}.json").read_text()) for rank in range(2))
-    assert len(first) == len(second) == 4
+    assert len(first) == len(second) == 5
     for one, other, said in (
         (first[0], second[0], "ConfigError: batch_size 1 .* below the 2 processes"),
         (first[1], second[1], "ValueError: out .* already holds a run"),
         (second[2], first[2], "OSError: no such disk"),
+        (first[3], second[3], r"ValueError: .*train-00000\.tokens\.npy"),
     ):
         assert re.search(said, one)
         assert other.startswith("ElsewhereError: process")
-    assert first[3].startswith("TrainingError: step 2: loss is nan on samples 5 to 9")
-    assert second[3].startswith("ElsewhereError")
+    assert first[4].startswith("TrainingError: step 2: loss is nan on samples 5 to 9")
+    assert second[4].startswith("ElsewhereError")
 
 
 def test_four_processes(out: Path, sums: Path) -> None:

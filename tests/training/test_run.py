@@ -114,6 +114,7 @@ valid = st.fixed_dictionaries(
         "precision": st.sampled_from(["auto", "float32", "bf16"]),
         "impl": st.sampled_from(["auto", "reference"]),
         "compile": st.booleans(),
+        "parallel": st.sampled_from(["ddp", "fsdp"]),
         "recompute": st.booleans(),
         "log": st.sampled_from([(), ("tensorboard",), ("tensorboard", "wandb")]),
         "optimizer": st.builds(
