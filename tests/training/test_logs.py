@@ -72,11 +72,16 @@ def test_wandb_goes_on_with_the_same_run(tiny: Make, tmp_path: Path, monkeypatch
     config = tiny(log=("wandb",), steps=4, evaluate_every=2)
     train(config, tmp_path / "run", stop_after=2, progress=False)
     train(config, tmp_path / "run", resume=True, progress=False)
-    assert [(one["id"], one["name"], one["resume"]) for one in wandb.begun] == [(config.run_id, "run", "allow")] * 2
+    assert [(one["name"], one["resume"]) for one in wandb.begun] == [("run", "allow")] * 2
+    first, second = (one["id"] for one in wandb.begun)
+    assert first == second
+    assert first.startswith(config.run_id)
     assert wandb.begun[0]["config"]["batch_size"] == 4
     assert [step for step, _ in wandb.logged] == [1, 2, 2, 3, 4, 4]
     assert wandb.logged[0][1]["train/loss"] == Run(tmp_path / "run").metrics()[0]["loss"]
     assert wandb.finished == 2
+    train(config, tmp_path / "elsewhere" / "run", stop_after=1, progress=False)
+    assert wandb.begun[2]["id"] != first
 
 
 @pytest.mark.parametrize(

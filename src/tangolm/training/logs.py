@@ -1,7 +1,7 @@
 """Where a run's records go besides `metrics.jsonl`: programs that draw curves while it trains, by name.
 
-"tensorboard" writes event files into RUN/tensorboard; "wandb" sends to Weights & Biases, one of its runs a configuration (its id
-is the run_id). A resumed run goes on in both: TensorBoard forgets the steps that are done again, wandb passes them over.
+"tensorboard" writes event files into RUN/tensorboard; "wandb" sends to Weights & Biases, one of its runs a folder and configuration (both
+are in its id). A resumed run goes on in both: TensorBoard forgets the steps that are done again, wandb passes them over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from tangolm.config import ConfigError, to_dict
+from tangolm.config import ConfigError, fingerprint, to_dict
 from tangolm.training.run import RunConfig
 
 PREFIXES = {"train": "train", "evaluation": "dev", "spike": "spike", "diverged": "diverged"}
@@ -48,7 +48,7 @@ class WandB:
     def __init__(self, config: RunConfig, folder: Path, step: int) -> None:
         self._run = _module("wandb").init(
             project="tangolm",
-            id=config.run_id,
+            id=f"{config.run_id}-{fingerprint(str(folder.resolve()))}",  # of this folder: another may hold the same run
             name=folder.resolve().name,
             dir=str(folder),
             config=to_dict(config),
