@@ -1,7 +1,8 @@
 """Where a run's records go besides `metrics.jsonl`: programs that draw curves while it trains, by name.
 
-"tensorboard" writes event files into RUN/tensorboard; "wandb" sends to Weights & Biases, one of its runs a folder and configuration (both
-are in its id). A resumed run goes on in both: TensorBoard forgets the steps that are done again, wandb passes them over.
+"tensorboard" writes event files into RUN/tensorboard; "wandb" sends to Weights & Biases, one of its runs a folder and
+configuration (both are in its id). A resumed run goes on in both: TensorBoard forgets the steps that are done again, wandb passes
+them over.
 """
 
 from __future__ import annotations
