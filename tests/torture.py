@@ -1,4 +1,4 @@
-"""Kills and a full disk: `python -m tests.torture [PROCESSES ...] [--seed N]`, on Linux; `make torture`.
+"""Kills and a full disk: `python -m tests.torture [PROCESSES ...] [--parallel fsdp] [--seed N]`, on Linux; `make torture`.
 
 For each number of processes (1 where none is given) a run of 60 tiny steps is trained undisturbed. A second one is killed ten
 times (SIGKILL, SIGTERM, SIGINT; while it starts, in steps, evaluations, saves and removals) and resumed each time; a third one
@@ -67,6 +67,7 @@ class Launch:
 
     data: Path
     processes: int
+    parallel: str = "ddp"
 
     def command(self, out: Path) -> list[str]:
         several = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(self.processes), "-m", "tangolm"]
@@ -74,7 +75,7 @@ class Launch:
         command += ["train", "--out", str(out), "--resume", "--quiet"]
         if not Run.exists(out):
             command += ["--preset", "tango-mini-d4", "--data", str(self.data)]
-            for name, value in SETTINGS.items():
+            for name, value in {**SETTINGS, "parallel": self.parallel}.items():
                 command += ["--set", f"{name}={value}"]
         return command
 
@@ -100,7 +101,7 @@ class Launch:
             raise Wrong(f"{out.name}: the run did not end well, exit code {child.returncode}: {said} {shown[-2000:]}")
 
     def name(self) -> str:
-        return "1 process" if self.processes == 1 else f"{self.processes} processes"
+        return "1 process" if self.processes == 1 else f"{self.processes} processes ({self.parallel})"
 
 
 def family(pid: int) -> list[int]:
@@ -281,9 +282,9 @@ def full_disk(launch: Launch, out: Path, straight: Path, draw: random.Random) ->
     return f"{launch.name()}: {FULL} full disks, the same bits and the same metrics as undisturbed"
 
 
-def torture(processes: int, folder: Path, seed: int) -> list[str]:
+def torture(processes: int, parallel: str, folder: Path, seed: int) -> list[str]:
     """Both chains, one beside the other."""
-    launch = Launch(folder / "data", processes)
+    launch = Launch(folder / "data", processes, parallel)
     with ThreadPoolExecutor(2) as pool:
         place = folder / f"{processes}-straight"
         straight = pool.submit(lambda: launch.finish(place) or place)
@@ -301,6 +302,7 @@ def torture(processes: int, folder: Path, seed: int) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill runs and fill their disk; they must end on the same bits.")
     parser.add_argument("processes", nargs="*", type=int, default=[1], help="numbers of processes (1)")
+    parser.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp", help="how several hold the model (ddp)")
     parser.add_argument("--seed", type=int, default=None, help="of what is hit and when; drawn where not given")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
@@ -310,7 +312,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that no trainer is left behind
     data.prepare("text", ROOT / "tests" / "training", folder / "data", context=64)
     try:
-        closing = [line for number in arguments.processes for line in torture(number, folder, seed)]
+        closing = [line for number in arguments.processes for line in torture(number, arguments.parallel, folder, seed)]
     except (Wrong, ValueError, subprocess.TimeoutExpired) as error:
         print(f"FAILED with seed {seed} after {time.monotonic() - started:.0f} s: {error}; see {folder}")
         return 1
