@@ -190,9 +190,9 @@ class _Commands:
     """The lines of a mask that begin with a command, each with its place and column."""
 
     def __init__(self, pattern: re.Pattern[str], masked: str) -> None:
-        found = [(match.start(), len(match.group(1))) for match in pattern.finditer(masked)]
-        self._places = [place for place, _ in found]
-        self._columns = [column for _, column in found]
+        margins = [match.span(1) for match in pattern.finditer(masked)]
+        self._places = [start for start, _ in margins]
+        self._columns = [end - start for start, end in margins]
         self._length = len(masked)
 
     def behind(self, position: int, column: int) -> int:
