@@ -151,6 +151,7 @@ def _one_document_a_split(tokenizer: str) -> dict[str, Any]:
         "dataset": "text",
         "options": TextOptions(tokenizer=tokenizer),
         "items": lambda start: iter(SPLITS[start:]),
+        "weigh": len,
         "work": lambda split: Worked((Document(split, "text", b"the word"),)),
         "tokenizer": tokenizer,
         "document_masking": False,
