@@ -1,6 +1,6 @@
 """The situations of docs/cases.md and the test behind each: `python -m tests.cases` lists them and fails where one is missing.
 
-A test stands for a case by `@pytest.mark.case(number)`. A number in `LATER` belongs to a part that does not exist yet.
+A test stands for a case by `@pytest.mark.case(number)`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).parents[1] / "docs" / "cases.md"
-LATER = {
-    27: "several processes",
-    30: "several processes",
-}
 
 
 class Collector:
@@ -46,8 +42,6 @@ def main() -> int:
     missing = []
     for number, text in cases.items():
         names = sorted({name.split("[")[0] for name in collector.tests[number]})
-        if not names and number in LATER:
-            names = [f"later, with {LATER[number]}"]
         if not names:
             missing.append(number)
             names = ["NO TEST"]
