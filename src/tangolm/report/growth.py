@@ -30,7 +30,8 @@ def write_drawing(results: Sequence[Path], out: Path) -> Path:
                 points = [(row["tokens"], row[key] / unit) for row in record["rows"] if row[key]]
                 options = record["options"]
                 name = f"{options['form']}, H {options['heads']}, E {options['gate_width']:,}"
-                axes.plot(*zip(*points, strict=True), marker=marker, label=name) if points else None
+                if points:
+                    axes.plot(*zip(*points, strict=True), marker=marker, label=name)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log", base=2)
             for axis in (axes.xaxis, axes.yaxis):

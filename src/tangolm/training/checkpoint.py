@@ -187,13 +187,13 @@ def verify(folder: Path) -> State:
     return _state(body, folder)
 
 
-def restore(folder: Path, model: LanguageModel, optimizer: torch.optim.Optimizer) -> State:
-    """Verify a checkpoint and copy its weights and moments into `model` and `optimizer`.
+def restore(folder: Path, model: LanguageModel, optimizer: torch.optim.Optimizer, checked: bool = False) -> State:
+    """Copy a checkpoint's weights and moments into `model` and `optimizer`, every file hashed unless it has just been `checked`.
 
     Raises:
         CheckpointError: a damaged checkpoint, or one of another model.
     """
-    state = verify(folder)
+    state = read_state(folder) if checked else verify(folder)
     try:
         # Copied, not adopted: the memory of a loaded file is aligned differently, and products may then round differently.
         weights = load_model(folder, impl=model.impl).state_dict()

@@ -5,7 +5,7 @@ the same and reads the same files; only the first one writes and talks. Two ways
 
 ddp     each process has all of it, and gradients are averaged (`DistributedDataParallel`)
 fsdp    each process keeps its share of weights, gradients and moments; the weights are gathered to compute (`fully_shard`):
-        those of an untied block while it computes, those of a looped block for the whole step
+        those of an untied block while it computes, those of a looped block for the whole pass
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ class World:
         """Sequences of one pass of a process: what is asked for, or all that it has of a batch."""
         share = self.largest_share(batch_size)
         return share if micro_batch is None else min(micro_batch, share)
+
+    def passes(self, batch_size: int, micro_batch: int | None) -> int:
+        """Forward and backward passes that every process makes of a batch."""
+        return -(-self.largest_share(batch_size) // self.micro_batch(batch_size, micro_batch))
 
     def sum(self, values: Tensor) -> Tensor:
         """`values` (on the CPU) added up over the processes, in place."""

@@ -80,7 +80,7 @@ def plan(
         "epochs": samples / train_split.rows,
         "batch_size": config.batch_size,
         "micro_batch": micro_batch,
-        "passes_per_step": -(-world.largest_share(config.batch_size) // micro_batch),
+        "passes_per_step": world.passes(config.batch_size, config.micro_batch),
         "processes": world.size,
         "evaluate_every": config.evaluation_steps(steps),
         "checkpoint_every": config.checkpoint_steps(steps),
@@ -102,11 +102,12 @@ def plan(
 def _probed(
     config: RunConfig, place: environment.Place, steps: int, samples: int, dev: Split | MixedSplit, world: World
 ) -> dict[str, Any]:
-    share, micro_batch = (
-        world.largest_share(config.batch_size),
-        world.micro_batch(config.batch_size, config.micro_batch),
+    share = replace(
+        config,
+        batch_size=world.largest_share(config.batch_size),
+        micro_batch=world.micro_batch(config.batch_size, config.micro_batch),
+        parallel="ddp",
     )
-    share = replace(config, batch_size=share, micro_batch=micro_batch, parallel="ddp")
     measured = step_probe.probe(share)
     step = measured["seconds_per_step"]
     every = config.evaluation_steps(steps)

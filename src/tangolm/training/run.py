@@ -35,13 +35,8 @@ RESOLVE = {ModelConfig: config_class}
 PEAK_LR = {"mini": 2e-3, "70m": 6e-4, "160m": 4e-4, "410m": 3e-4}
 LONGEST, MOST_EPOCHS = 2**50, 1_000_000  # of a run; beyond is a slip of the hand
 EVALUATIONS = 10  # a run that says nothing about it is evaluated this often
-FREE = (
-    "data",
-    "parallel",
-    "keep_last",
-    "init_from",
-    "log",
-)  # fields that decide no number: a run goes on where they differ
+# Fields that decide no number: a run goes on where they differ.
+FREE = ("data", "parallel", "keep_last", "init_from", "log")
 
 
 class Budget(NamedTuple):

@@ -169,7 +169,6 @@ class Trainer:
         self.last_nll: float | None = None
         self.rates = observe.Rates(config, place, world)
         self.spikes = observe.Spikes()
-        self.sample_ids: list[int] = []  # rows of the last batch
 
     def begin(self) -> State:
         """Restore the last whole checkpoint of this run, or start at step 0; note what had to be passed over."""
@@ -184,7 +183,7 @@ class Trainer:
         )
         found = self.world.on_first(self._newest_whole)
         if found is not None:
-            restored = self.world.agree(lambda: checkpoint.restore(found, self.model, self.optimizer))
+            restored = self.world.agree(lambda: checkpoint.restore(found, self.model, self.optimizer, checked=True))
             state = replace(restored, run=to_dict(self.config))
             self.notes.append(f"going on from {found.name}")
         record = environment.describe(self.place, self.model.impl, state.step, self.world, self.config.parallel)
@@ -229,8 +228,7 @@ class Trainer:
     def _division(self) -> str:
         """How a batch is divided, in words."""
         size, batch = self.world.size, self.config.batch_size
-        share = self.world.largest_share(batch)
-        passes = -(-share // self.micro_batch)
+        passes = self.world.passes(batch, self.config.micro_batch)
         text = (
             f"batch of {batch} sequences in {passes} {'pass' if passes == 1 else 'passes'} of up to {self.micro_batch}"
         )
@@ -254,13 +252,14 @@ class Trainer:
                 for note in self.notes:
                     display.note(note)
                 while state.step < stop_at and signals.agreed() is None:
+                    first = state.samples
                     state, record = self.step(state, metrics)
                     metrics.write(record)
                     records.append(record)
                     display.step(record)
                     usual = self.spikes.usual(record["loss"])
                     if usual is not None:
-                        spike = observe.spike_record(record, usual, self.sample_ids, self._last_good())
+                        spike = observe.spike_record(record, usual, self._rows(first, state.samples), self._last_good())
                         metrics.write(spike)
                         display.spike(spike)
                     if state.step % self.config.evaluation_steps(steps) == 0 or state.step == steps:
@@ -296,7 +295,6 @@ class Trainer:
         number = state.step + 1
         count = min(config.batch_size, self.budget.samples - state.samples)
         batch, passes = self._own(state.samples, count)
-        self.sample_ids = [self.loader.row_of(sample) for sample in range(state.samples, state.samples + count)]
         lr = learning_rate(config.optimizer, number, self.budget.steps)
         if self.rotates:
             self.model.rotate(number)
@@ -314,8 +312,9 @@ class Trainer:
                 passes=passes,
             )
         except NonFinite as error:
-            metrics.write(observe.diverged_record(number, str(error), self.sample_ids, self._last_good()))
-            rows = observe.rows_named(self.sample_ids)
+            sample_ids = self._rows(state.samples, state.samples + count)
+            metrics.write(observe.diverged_record(number, str(error), sample_ids, self._last_good()))
+            rows = observe.rows_named(sample_ids)
             samples = f"samples {state.samples} to {state.samples + count - 1} ({rows})"
             raise self._diverged(number, f"{error} on {samples}") from error
         self.place.synchronise()
@@ -339,7 +338,7 @@ class Trainer:
     def _own(self, first: int, count: int) -> tuple[Batch, int]:
         """This process's share of the samples of a step, and the passes that every process makes of its own."""
         share = self.world.share(count)
-        passes = -(-self.world.largest_share(count) // self.micro_batch)
+        passes = self.world.passes(count, self.config.micro_batch)
         if share:
             return self.loader.batch(first + share.start, len(share)), passes
         idle = self.loader.batch(first, 1)
@@ -384,6 +383,10 @@ class Trainer:
         root = self.run.checkpoints
         last = checkpoint.save(root, self.model, self.optimizer, state, self.config.tokenizer, self.world)
         self.world.on_first(lambda: self.kept.saved(last, state.best_step))
+
+    def _rows(self, first: int, end: int) -> list[int]:
+        """The rows of the training split that these samples are."""
+        return [self.loader.row_of(sample) for sample in range(first, end)]
 
     def _last_good(self) -> str | None:
         good = checkpoint.newest(self.run.checkpoints)
