@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,10 +82,7 @@ def bench_train(
 ) -> None:
     """Training steps of models in turn; PRESET, PRESET:recompute or PRESET:naive."""
     options = train.Options(tuple(items(models)), tokens, batch, repeats, memory)
-    result = train.run(options)
-    _show(result.to_dict(), train.render(result), out, json)
-    if check:
-        _judge(train.BARS, options, {row.model: row for row in result.rows})
+    _run(train, options, lambda result: {row.model: row for row in result.rows}, check, out, json)
 
 
 def bench_decode(
@@ -97,10 +95,7 @@ def bench_decode(
 ) -> None:
     """A step of generation of models in turn; PRESET@TOKENS, the tokens being cached."""
     options = decode.Options(tuple(items(models)), repeats, full)
-    result = decode.run(options)
-    _show(result.to_dict(), decode.render(result), out, json)
-    if check:
-        _judge(decode.BARS, options, {row.model: row for row in result.rows})
+    _run(decode, options, lambda result: {row.model: row for row in result.rows}, check, out, json)
 
 
 def bench_head(
@@ -114,10 +109,7 @@ def bench_head(
 ) -> None:
     """The head's loss by blocks against the version with logits."""
     options = head.Options(tokens, width, vocabulary, repeats)
-    result = head.run(options)
-    _show(result.to_dict(), head.render(result), out, json)
-    if check:
-        _judge(head.BARS, options, {"head": result})
+    _run(head, options, lambda result: {"head": result}, check, out, json)
 
 
 def bench_growth(
@@ -136,10 +128,7 @@ def bench_growth(
     """How time and memory of the gate averaging, forward and backward, grow with T."""
     numbers = tuple(whole_numbers(lengths, "--lengths"))
     options = growth.Options(form, numbers, heads, key_width, gate_width, repeats)  # pyright: ignore[reportArgumentType]
-    result = growth.run(options)
-    _show(result.to_dict(), growth.render(result), out, json)
-    if check:
-        _judge(growth.BARS, options, {"growth": result})
+    _run(growth, options, lambda result: {"growth": result}, check, out, json)
 
 
 def bench_dry_run(
@@ -154,10 +143,7 @@ def bench_dry_run(
 ) -> None:
     """What the probe of a dry run says, against runs of some steps."""
     options = dry_run.Options(tuple(items(cases)), steps, repeats)
-    result = dry_run.run(options)
-    _show(result.to_dict(), dry_run.render(result), out, json)
-    if check:
-        _judge(dry_run.BARS, options, {row.case: row for row in result.rows})
+    _run(dry_run, options, lambda result: {row.case: row for row in result.rows}, check, out, json)
 
 
 def bench_processes(
@@ -174,10 +160,7 @@ def bench_processes(
 ) -> None:
     """Training in several processes against one, on this machine's cores: tokens a second, and the losses beside."""
     options = processes.Options(model, count, parallel, tokens, batch, steps, repeats)  # pyright: ignore[reportArgumentType]
-    result = processes.run(options)
-    _show(result.to_dict(), processes.render(result), out, json)
-    if check:
-        _judge(processes.BARS, options, {"processes": result})
+    _run(processes, options, lambda result: {"processes": result}, check, out, json)
 
 
 def bench_plot(
@@ -186,6 +169,16 @@ def bench_plot(
 ) -> None:
     """Draw time and memory against T."""
     print(f"drawing: {write_growth(results, out)}")
+
+
+def _run(
+    benchmark: Any, options: Any, rows: Callable[[Any], dict[str, Any]], check: bool, out: Path | None, json: bool
+) -> None:
+    """Measure, show, and hold what `rows` takes of the result against the benchmark's bars."""
+    result = benchmark.run(options)
+    _show(result.to_dict(), benchmark.render(result), out, json)
+    if check:
+        _judge(benchmark.BARS, options, rows(result))
 
 
 def _show(data: dict[str, Any], lines: list[str], out: Path | None, json: bool) -> None:
