@@ -19,7 +19,7 @@ EVERY = (*IMPLS, SMALL_TILES)
 def small_tiles() -> Iterator[None]:
     """Blocks of 8 destinations, strips of 16, one or two heads a tile."""
     with (
-        mock.patch.object(tiles, "block_rows", return_value=8),
+        mock.patch.object(tiles, "BLOCKS", {8: 1.0}),
         mock.patch.object(tiles, "STRIP", 16),
         mock.patch.object(tiles, "TILE", 2 * 8 * 32),
     ):

@@ -45,7 +45,7 @@ def test_first_call_does_not_import_the_compiler() -> None:
 def test_groups_cover_every_head_once(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group is a part of one batch row, or whole rows: what hides sources differs between rows."""
     monkeypatch.setattr(tiles, "TILE", tile)
-    monkeypatch.setattr(tiles, "block_rows", lambda queries: 8)
+    monkeypatch.setattr(tiles, "BLOCKS", {8: 1.0})
     inputs = draw(4, 30, 3, 2, 2)
     cut = Tiles(inputs.query, inputs.key, inputs.temperature, None, None)
     groups = list(cut.groups())
@@ -56,7 +56,7 @@ def test_groups_cover_every_head_once(tile: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_documents_that_ended_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "block_rows", lambda queries: 8)
+    monkeypatch.setattr(tiles, "BLOCKS", {8: 1.0})
     inputs = draw(1, 32, 1, 2, 2)
     ids = torch.tensor([[0] * 5 + [1] * 12 + [2] * 15])
     cut = Tiles(inputs.query, inputs.key, inputs.temperature, ids, None)

@@ -13,16 +13,14 @@ from torch import Tensor
 
 from tangolm.ops import reference
 
-# Weights in a tile that holds several heads: 2 MB in float32, what two cores keep in their second-level caches.
-TILE = 1 << 19
+# Weights in a tile that holds several heads: 4 MB in float32. Larger ones leave the caches before they are multiplied.
+TILE = 1 << 20
 # Destinations whose weights the backward keeps at once, for one group of heads: a source's gradient is then the sum of few
 # products. Longer sequences keep an eighth, so that a bfloat16 sum is rounded eight times at most.
-STRIP = 1024
-
-
-def block_rows(queries: int) -> int:
-    """Destinations in a tile: many for the matrix product, few against T, since half the diagonal square is waste."""
-    return 256 if queries >= 1024 else 128 if queries > 256 else 64
+STRIP = 2048
+# Destinations in a tile, ascending, each a multiple of the first, and how fast products of so many rows are. Few rows waste
+# less of the diagonal square, whose upper half counts for nothing, and less on documents that end within them.
+BLOCKS = {64: 0.6, 128: 0.85, 256: 1.0}
 
 
 class Tiles:
@@ -34,7 +32,10 @@ class Tiles:
         self.batch, self.queries, self.heads, width = query.shape
         self.sources = key.shape[1]
         self.past = self.sources - self.queries  # sources before the first destination
-        self.block = block_rows(self.queries)
+        first = _first_sources(document_ids, self.past)
+        self.block = _cheapest_block(first, self.queries, self.sources)
+        # By batch row and block; empty where every tile begins with the first source.
+        self._first = [] if first is None else first[:, :: self.block // min(BLOCKS)].tolist()
         self.strip_rows = max(STRIP, -(-self.queries // 8)) // self.block * self.block
         fit = max(1, TILE // (self.block * self.sources))
         # A group is a part of one batch row, or whole rows.
@@ -48,7 +49,6 @@ class Tiles:
         self._never = torch.finfo(dtype).min  # finite: a row without any source must not give 0/0
         self._later = self.query.new_full((self.block, self.block), self._never).triu_(1)  # added to a block's square
         self._scores, self._weights = self.query.new_empty(self.size), self.query.new_empty(self.size)
-        self._first = self._first_sources()
 
     @property
     def skips(self) -> bool:
@@ -123,8 +123,26 @@ class Tiles:
         """The start of a flat buffer as a contiguous tensor of that shape."""
         return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
 
-    def _first_sources(self) -> list[list[int]]:
-        if self._document_ids is None or self._document_ids.device.type != "cpu":
-            return []  # reading ids back from an accelerator would wait for it
-        ids = self._document_ids.contiguous()
-        return torch.searchsorted(ids, ids[:, self.past :: self.block].contiguous()).tolist()
+
+def _first_sources(document_ids: Tensor | None, past: int) -> Tensor | None:
+    """The first source that each of the smallest blocks sees, [B, blocks]; None where that is not known to be any but 0."""
+    if document_ids is None or document_ids.device.type != "cpu":
+        return None  # reading ids back from an accelerator would wait for it
+    ids = document_ids.contiguous()
+    return torch.searchsorted(ids, ids[:, past :: min(BLOCKS)].contiguous())
+
+
+def _cheapest_block(first: Tensor | None, queries: int, sources: int) -> int:
+    """The rows of a block, of `BLOCKS`, with which the products should take the least time."""
+    smallest = min(BLOCKS)
+    if first is None:
+        first = torch.zeros((1, -(-queries // smallest)), dtype=torch.long, device="cpu")
+    times = {}
+    for block, rate in BLOCKS.items():
+        if block > smallest and block >= 2 * queries:
+            break  # no more rows than half as large a block has
+        tops = torch.arange(0, queries, block, device=first.device)
+        rows = (queries - tops).clamp(max=block)
+        seen = sources - queries + tops + rows - first[:, :: block // smallest]
+        times[block] = float((rows * seen - rows * rows // 4).sum()) / rate
+    return min(times, key=times.__getitem__)
