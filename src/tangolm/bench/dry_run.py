@@ -7,9 +7,6 @@ and evaluations, the first ones included.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +15,9 @@ from typing import Any
 
 from tangolm.bench.bars import Bar
 from tangolm.bench.machine import Machine
+from tangolm.bench.training import train
 from tangolm.data import recall
-from tangolm.training import Run, RunConfig, median_update_seconds, plan, run_config
+from tangolm.training import RunConfig, median_update_seconds, plan, run_config
 
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {  # preset and fields of a run
     "tango": ("tango-mini-d4", ("batch_size=8",)),
@@ -102,7 +100,7 @@ def run(options: Options) -> DryRunResult:
     """Probe and train each case in turn.
 
     Raises:
-        ValueError: a probe or a run that does not get through.
+        ValueError, RuntimeError: a probe or a run that does not get through.
     """
     rounds: dict[str, list[tuple[Figures, Figures]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -166,16 +164,7 @@ def _mean(a: Figures, b: Figures) -> Figures:
 
 
 def _measured(config: RunConfig, folder: Path) -> Figures:
-    run = Run.create(folder, config)
-    paths = filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")])
-    done = subprocess.run(
-        [sys.executable, "-m", "tangolm", "train", "--resume", "--quiet", "--out", str(folder)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
-    if done.returncode:
-        raise ValueError(f"the run {folder.name} ended with {done.returncode}: {done.stderr.strip()}")
+    run = train(config, folder)
     records = run.metrics()
     step = median_update_seconds(records)
     assert step is not None

@@ -6,20 +6,18 @@ as threads. Runs take turns, and figures are medians over the rounds, the first 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from tangolm.bench.bars import Bar
 from tangolm.bench.machine import Machine
+from tangolm.bench.training import train
 from tangolm.data import prepare
 from tangolm.models import preset
-from tangolm.training import Run, median_update_seconds
+from tangolm.training import median_update_seconds, run_config
 
 SAME_STEPS = 4  # of which the losses are compared: rounding grows with training
 
@@ -80,9 +78,14 @@ def run(options: Options) -> ProcessesResult:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         prepare("recall", None, place / "data", context=options.tokens, train_rows=options.batch * options.steps)
+        fields = {"steps": options.steps, "batch_size": options.batch, "device": "cpu"}
+        fields |= {"evaluate_every": options.steps, "evaluation_rows": 1}
+        alone = run_config(options.model, place / "data", [f"{name}={value}" for name, value in fields.items()])
+        configs = {1: alone, options.processes: replace(alone, parallel=options.parallel)}
         for number in range(options.repeats):
             for processes, own in rates.items():
-                records = _train(options, processes, place, f"{number}-{processes}")
+                metrics = train(configs[processes], place / f"{number}-{processes}", processes).metrics()
+                records = [record for record in metrics if record["kind"] == "train"]
                 losses[processes] = [record["loss"] for record in records[:SAME_STEPS]]
                 own.append(batches / (median_update_seconds(records) or float("nan")))
     one, several = rates.values()
@@ -107,32 +110,3 @@ def render(result: ProcessesResult) -> list[str]:
         f"| 1 | {one:,.0f} | 1.00 | 0 |",
         f"| {options.processes} ({options.parallel}) | {several:,.0f} | {result.relative:.2f} | {result.difference:.1e} |",
     ]
-
-
-def _train(options: Options, processes: int, place: Path, name: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m"]
-    if processes > 1:
-        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    command += [
-        "tangolm",
-        "train",
-        "--preset",
-        options.model,
-        "--data",
-        str(place / "data"),
-        "--out",
-        str(place / name),
-    ]
-    command += ["--steps", str(options.steps), "--batch-size", str(options.batch), "--quiet"]
-    settings = {"device": "cpu", "evaluate_every": options.steps, "evaluation_rows": 1}
-    if processes > 1:
-        settings["parallel"] = options.parallel
-    for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
-    threads = max(1, Machine.describe().cores // processes)
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"training in {processes} processes failed: {done.stderr[-2000:]}")
-    return [record for record in Run(place / name).metrics() if record["kind"] == "train"]

@@ -103,7 +103,7 @@ def evaluation_batches(split: Split | MixedSplit, batch_size: int, limit_rows: i
         ValueError: an empty split, a batch size or a limit below 1.
     """
     check_split(split, batch_size)
-    return _in_order(split, batch_size, evaluation_rows(split, limit_rows))
+    return batches(split, batch_size, evaluation_rows(split, limit_rows))
 
 
 def evaluation_rows(split: Split | MixedSplit, limit_rows: int | None = None) -> list[int]:
@@ -118,7 +118,8 @@ def evaluation_rows(split: Split | MixedSplit, limit_rows: int | None = None) ->
     return [index * split.rows // count for index in range(count)]
 
 
-def _in_order(split: Split | MixedSplit, batch_size: int, rows: list[int]) -> Iterator[Batch]:
+def batches(split: Split | MixedSplit, batch_size: int, rows: list[int]) -> Iterator[Batch]:
+    """These rows of a split in the order given; the last batch may be shorter."""
     for start in range(0, len(rows), batch_size):
         yield read_rows(split, rows[start : start + batch_size])
 

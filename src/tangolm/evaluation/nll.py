@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tangolm.data.loader import check_split, evaluation_rows, read_rows
+from tangolm.data.loader import batches, check_split, evaluation_rows
 from tangolm.data.mixture import MixedSplit
 from tangolm.data.questions import module_of
 from tangolm.data.shards import Split
@@ -96,23 +96,23 @@ def evaluate(
     rows = evaluation_rows(split, limit_rows)
     table = torch.zeros((len(rows), 3), dtype=torch.float64)  # of each row: nats, supervised tokens, hits
     own = range(len(rows)) if processes is None else processes.share(len(rows))
-    longest = len(own) if processes is None else processes.largest_share(len(rows))
+    read = [rows[index] for index in own]
+    if processes is not None:
+        # Every process makes the same passes, since a sharded model is gathered in each: another row fills a gap.
+        read += rows[:1] * (processes.largest_share(len(rows)) - len(own))
+    results = []
     training = model.training
     model.train(False)
     try:
         with torch.no_grad():
-            for start in range(own.start, own.start + longest, batch_size):
-                at = range(start, min(start + batch_size, own.start + longest))
-                counted = range(start, min(at.stop, own.stop))
-                # Every process makes the same passes, since a sharded model is gathered in each: another row fills a gap.
-                batch = read_rows(split, [rows[index] if index in counted else rows[0] for index in at])
+            for batch in batches(split, batch_size, read):
                 documents = None if batch.document_ids is None else batch.document_ids.to(device)
                 score = model.score(batch.input_ids.to(device), batch.labels.to(device), document_ids=documents)
                 columns = score.nll.to("cpu", torch.float64).sum(1), score.counted.sum(1), score.correct.sum(1)
-                result = torch.stack([column.to("cpu", torch.float64) for column in columns], 1)
-                table[counted.start : counted.stop] = result[: len(counted)]
+                results.append(torch.stack([column.to("cpu", torch.float64) for column in columns], 1))
     finally:
         model.train(training)
+    table[own.start : own.stop] = torch.cat(results)[: len(own)]
     if processes is not None:
         processes.sum(table)
     sums, tokens, hits = table[:, 0].numpy(), table[:, 1].long().numpy(), table[:, 2].long().numpy()

@@ -56,14 +56,12 @@ def probe(config: RunConfig) -> dict[str, Any]:
         ValueError: the child did not get through, as for want of memory.
     """
     request = json.dumps({"config": to_dict(config), "threads": torch.get_num_threads()})
-    package = str(Path(__file__).resolve().parents[2])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
         input=request,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env=child_environment(),
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -73,6 +71,13 @@ def probe(config: RunConfig) -> dict[str, Any]:
             "short, a smaller micro_batch or recompute=true takes less"
         )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def child_environment() -> dict[str, str]:
+    """Variables for another Python, which then imports this very package."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def main() -> None:
