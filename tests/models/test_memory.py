@@ -33,6 +33,6 @@ def test_estimate_equals_what_autograd_saves(family: str, batch: int) -> None:
 
 
 def test_precision_and_implementation_count() -> None:
-    config = tiny("tango", context=256)
+    config = tiny("tango", context=256, gated_width=256)
     assert training_memory_bytes(config, precision="bf16") < training_memory_bytes(config)
     assert training_memory_bytes(config, impl="reference") > training_memory_bytes(config)

@@ -123,9 +123,9 @@ def test_scores_stay_float32_under_autocast(monkeypatch: pytest.MonkeyPatch) -> 
 
     seen = {}
 
-    def spy(query, key, gate, temperature, document_ids, mask):
+    def spy(query, key, gate, temperature, document_ids, mask, silu):
         seen.update(query=query.dtype, key=key.dtype, gate=gate.dtype, temperature=temperature.dtype)
-        return ops.reference.aggregate_gates(query, key, gate, temperature, document_ids, mask)
+        return ops.reference.aggregate_gates(query, key, gate, temperature, document_ids, mask, silu)
 
     monkeypatch.setitem(ops.IMPLS, "reference", spy)
     with torch.autocast("cpu", dtype=torch.bfloat16):

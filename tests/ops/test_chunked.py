@@ -8,19 +8,46 @@ import sys
 import pytest
 import torch
 
-from tangolm.ops import IMPLS, tiles
+from tangolm.ops import IMPLS, aggregate_gates, tiles
 from tangolm.ops.compare import draw
 from tangolm.ops.tiles import Tiles
 
 
+@pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_operators_are_what_torch_expects(packed: bool) -> None:
+def test_operators_are_what_torch_expects(packed: bool, silu: bool) -> None:
     """Schema, shape rules, autograd and compilation, by torch's own check."""
     ids = torch.arange(20).expand(2, -1) // 7 if packed else None
     inputs = draw(2, 20, 2, 3, 4, dtype=torch.float64)
     leaves = [tensor.clone().requires_grad_() for tensor in inputs.differentiable]
-    torch.library.opcheck(torch.ops.tangolm.aggregate_gates, (*leaves, ids, None))
-    torch.library.opcheck(torch.ops.tangolm.aggregate_gates_backward, (inputs.grad, *inputs.differentiable, ids, None))
+    torch.library.opcheck(torch.ops.tangolm.aggregate_gates, (*leaves, ids, None, silu))
+    rest = (inputs.grad, *inputs.differentiable, ids, None, silu)
+    torch.library.opcheck(torch.ops.tangolm.aggregate_gates_backward, rest)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("tile", [1, 8 * 21, 100 * 8 * 21], ids=["a head", "some heads", "whole rows"])
+def test_silu_inside_is_silu_before(packed: bool, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gradients, whatever heads a group holds; and what is kept is the operand, not its SiLU."""
+    monkeypatch.setattr(tiles, "TILE", tile)
+    monkeypatch.setattr(tiles, "BLOCKS", {8: 1.0})
+    ids = torch.arange(21).expand(3, -1) // 5 if packed else None
+    inputs = draw(3, 21, 3, 2, 4, dtype=torch.float64)
+    found = []
+    for silu in (False, True):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs.differentiable]
+        query, key, emitted, temperature = leaves
+        gate = emitted if silu else torch.nn.functional.silu(emitted)
+        average = aggregate_gates(query, key, gate, temperature, document_ids=ids, silu=silu)
+        found.append([average, *torch.autograd.grad(average, leaves, inputs.grad)])
+    for inside, before in zip(*found, strict=True):
+        torch.testing.assert_close(inside, before, rtol=1e-12, atol=1e-12)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
+        emitted = inputs.gate.clone().requires_grad_()
+        aggregate_gates(inputs.query, inputs.key, emitted, inputs.temperature, silu=True)
+    assert emitted.data_ptr() in kept
+    assert len(kept) == 4
 
 
 def test_no_second_derivative() -> None:

@@ -27,6 +27,7 @@ NARROW = {
 OWN = {  # our operators, and which of their arguments are scores' operands
     "tangolm::aggregate_gates": ("query", "key", "temperature"),
     "tangolm::aggregate_gates_windowed": ("query", "key", "temperature"),
+    "tangolm::gated_product": (),
     "tangolm::gau": (),
 }
 ALLOWED = {f"aten::{name}" for names in NARROW.values() for name in names.split()} | set(OWN)

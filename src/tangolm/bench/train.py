@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tangolm.bench.bars import Bar
@@ -193,11 +194,13 @@ def render(result: TrainResult) -> list[str]:
     return lines
 
 
-def naive_aggregate(block: AveragingBlock, query: Tensor, key: Tensor, gate: Tensor, layout: Any, state: Any) -> Tensor:
+def naive_aggregate(
+    block: AveragingBlock, query: Tensor, key: Tensor, emitted: Tensor, layout: Any, state: Any
+) -> Tensor:
     """A block's averaging as one would first write it, head-major."""
     tokens = query.shape[1]
     hidden = torch.ones((tokens, tokens), dtype=torch.bool).triu(1)
-    query, key, gate = (x.transpose(1, 2) for x in (query, key, gate))
+    query, key, gate = (x.transpose(1, 2) for x in (query, key, F.silu(emitted)))
     return naive_average(query, key, gate, block.temperature, hidden).transpose(1, 2)
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -60,7 +59,7 @@ class CompactTangoBlock(AveragingBlock):
         self, h: Float[Tensor, "B T d"], layout: Layout, application: Application, state: Any = None
     ) -> Float[Tensor, "B T d"]:
         x = self.norm(h)
-        mean = split_heads(self.average(x, F.silu(self.controller(x)), layout, state), self.heads)
+        mean = split_heads(self.average(x, self.controller(x), layout, state), self.heads)
         gate = torch.einsum("bthr,hre->bthe", mean, self.expansion.to(mean.dtype)).flatten(2)
         return self.output(gate * self.projection(x))
 

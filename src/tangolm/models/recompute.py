@@ -17,6 +17,7 @@ KEPT = frozenset(
     {
         "tangolm::aggregate_gates",
         "tangolm::aggregate_gates_windowed",
+        "tangolm::gated_product",
         "tangolm::gau",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
         "aten::_scaled_dot_product_flash_attention",

@@ -124,22 +124,23 @@ class AveragingBlock(Block):
     def average(
         self, x: Float[Tensor, "B T d"], emitted: Float[Tensor, "B T C"], layout: Layout, state: Any
     ) -> Float[Tensor, "B T C"]:
-        """For each destination the average of the vectors that its sources emit, head by head."""
+        """For each destination the average of SiLU of what its sources emit, head by head."""
         query, key = (layout.rope(unit(split_heads(matrix(x), self.heads))) for matrix in (self.query, self.key))
         return self.aggregate(query, key, split_heads(emitted, self.heads), layout, state).flatten(2)
 
     def aggregate(
-        self, query: Tensor, key: Tensor, gate: Tensor, layout: Layout, state: Any
+        self, query: Tensor, key: Tensor, emitted: Tensor, layout: Layout, state: Any
     ) -> Float[Tensor, "B T H E"]:
-        """The average of the sources' gates for each destination."""
+        """The average of the sources' gates, SiLU of what they emit, for each destination."""
         return ops.aggregate_gates(
             query,
             key,
-            gate,
+            emitted,
             self.temperature,
             document_ids=layout.document_ids,
             mask=layout.mask,
             state=state,
+            silu=True,
             impl=self.impl,
         )
 
@@ -165,10 +166,9 @@ class TangoBlock(AveragingBlock):
     ) -> Float[Tensor, "B T d"]:
         x = self.norm(h)
         own, segment = self.set_of(application), self.segments.active(application)
-        gate = F.silu(F.linear(x, self.segments.rows(own.gate.weight, segment)))
-        mean = self.average(x, gate, layout, state)
+        mean = self.average(x, F.linear(x, self.segments.rows(own.gate.weight, segment)), layout, state)
         u = F.linear(x, self.segments.rows(own.projection.weight, segment))
-        return F.linear(mean * u, self.segments.columns(own.output.weight, segment))
+        return ops.gated_product(mean, u, self.segments.columns(own.output.weight, segment), impl=self.impl)
 
     def set_of(self, application: Application) -> GatedSet:
         """The triple that an application takes."""

@@ -85,18 +85,19 @@ class WindowedTangoBlock(TangoBlock):
         self.register_buffer("directions", directions)  # persistent: a checkpoint keeps what the seed drew
 
     def aggregate(
-        self, query: Tensor, key: Tensor, gate: Tensor, layout: Layout, state: Any
+        self, query: Tensor, key: Tensor, emitted: Tensor, layout: Layout, state: Any
     ) -> Float[Tensor, "B T H E"]:
         return ops.aggregate_gates(
             query,
             key,
-            gate,
+            emitted,
             self.temperature,
             window=self.window,
             features=self.directions,
             document_ids=layout.document_ids,
             mask=layout.mask,
             state=state,
+            silu=True,
             impl=self.impl,
         )
 

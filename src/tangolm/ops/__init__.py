@@ -1,25 +1,37 @@
 """Pure functions on tensors: the gate averaging of TANGO, in several implementations behind one function.
 
-An implementation is a file and a line in `IMPLS`. Each takes query, key, gate, temperature, document ids and mask, the
-queries being the last T of the S sources, and returns the averages. `WINDOWED` has their counterparts with a window.
+An implementation is a file and a line in `IMPLS`. Each takes query, key, gate, temperature, document ids, mask and `silu`,
+the queries being the last T of the S sources, and returns the averages. `WINDOWED` has their counterparts with a window.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tangolm.ops import chunked, reference, window_chunked
 from tangolm.ops import window as windowed
 from tangolm.ops.features import FEATURES
+from tangolm.ops.gated_product import gated_product
 from tangolm.ops.sources import Sources
 from tangolm.ops.window_state import WindowState
 
 IMPLS = {"reference": reference.aggregate_gates, "chunked": chunked.aggregate_gates}
 WINDOWED = {"reference": windowed.reference, "chunked": window_chunked.aggregate_gates}
 
-__all__ = ["FEATURES", "IMPLS", "WINDOWED", "Sources", "WindowState", "aggregate_gates", "available", "choose"]
+__all__ = [
+    "FEATURES",
+    "IMPLS",
+    "WINDOWED",
+    "Sources",
+    "WindowState",
+    "aggregate_gates",
+    "available",
+    "choose",
+    "gated_product",
+]
 
 
 def available(impl: str) -> str | None:
@@ -58,6 +70,7 @@ def aggregate_gates(
     document_ids: Int[Tensor, "B T"] | None = None,
     mask: Bool[Tensor, "B T"] | None = None,
     state: Sources | WindowState | None = None,
+    silu: bool = False,
     impl: str = "auto",
 ) -> Float[Tensor, "B T H E"]:
     """For each destination, the average of the gates of its sources, weighted by exp(temperature * <query, key>).
@@ -77,6 +90,7 @@ def aggregate_gates(
         mask: False at padding, which is neither source nor destination and gets zeros; None: all real.
         state: of earlier calls to go on from, a `Sources` or, with a window, a `WindowState`; it takes in this call's tokens
             (inference only).
+        silu: the gates are SiLU of `gate`. Full averaging then keeps no more than `gate` for the backward pass.
         impl: "auto" or a key of `IMPLS`.
 
     Returns:
@@ -88,6 +102,8 @@ def aggregate_gates(
     if not torch.compiler.is_compiling():
         _check(query, key, gate, temperature, document_ids, mask)
         _check_window(query, window, features, state)
+    if silu and (window is not None or state is not None):
+        gate, silu = F.silu(gate), False
     if window is not None and (state is not None or window < query.shape[1]):
         average, rest = WINDOWED[choose(impl)], (query, key, gate, temperature, features, window, document_ids, mask)
         if isinstance(state, WindowState):
@@ -95,7 +111,7 @@ def aggregate_gates(
         return windowed.aggregate_gates(average, *rest)
     if isinstance(state, Sources):
         key, gate, document_ids, mask = state.extend(key, gate, document_ids, mask)
-    return IMPLS[choose(impl)](query, key, gate, temperature, document_ids, mask)
+    return IMPLS[choose(impl)](query, key, gate, temperature, document_ids, mask, silu)
 
 
 def _check(

@@ -9,7 +9,8 @@ a key is far narrower than a gate. The large products run head by head on views 
     dq = tau ds k     dk = tau ds^T q   dtau = sum(ds * q k^T)    dg = P^T dy
 
 Sources after a tile's last destination are skipped, and a quarter of its diagonal square where that costs no rounding. On a
-CPU, documents that ended before the tile are skipped too. Departs from the paper in nothing.
+CPU, documents that ended before the tile are skipped too. With `silu` the operand is a and g = SiLU(a), which is formed for
+one group of heads at a time in both directions; only a is kept. Departs from the paper in nothing.
 """
 
 from __future__ import annotations
@@ -31,34 +32,38 @@ def aggregate_gates(
     temperature: Float[Tensor, "H"],
     document_ids: Int[Tensor, "B S"] | None,
     mask: Bool[Tensor, "B S"] | None,
+    silu: bool = False,
 ) -> Float[Tensor, "B T H E"]:
     """Average the gates for the last T of S sources; arguments as in `tangolm.ops.aggregate_gates`, state already joined."""
     if query.shape[1] == 1 and (gate.dtype.itemsize >= 4 or gate.device.type != "cpu"):
         # One destination (a step of generation) leaves nothing to skip: the equation itself is the fastest form. But a CPU's
         # batched product of one row in half precision can take five times as long as head by head.
-        return reference.aggregate_gates(query, key, gate, temperature, document_ids, mask)
-    return torch.ops.tangolm.aggregate_gates(query, key, gate, temperature, document_ids, mask)
+        return reference.aggregate_gates(query, key, gate, temperature, document_ids, mask, silu)
+    return torch.ops.tangolm.aggregate_gates(query, key, gate, temperature, document_ids, mask, silu)
 
 
 def forward(
-    query: Tensor, key: Tensor, gate: Tensor, temperature: Tensor, document_ids: Tensor | None, mask: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    gate: Tensor,
+    temperature: Tensor,
+    document_ids: Tensor | None,
+    mask: Tensor | None,
+    silu: bool,
 ) -> Tensor:
     """What the operator `tangolm::aggregate_gates` does; compilers see it whole, with its shapes and derivative."""
     tiles = Tiles(query, key, temperature, document_ids, mask)
-    gate = _unit_stride(gate)
+    gates = _Gates(tiles, _unit_stride(gate), silu)
     out = gate.new_empty((*query.shape[:3], gate.shape[3]))
     for heads in tiles.groups():
+        rows = gates.rows(heads)
         for top, bottom in tiles.blocks():
             first, weights = tiles.weights(heads, top, bottom)
             last = first + weights.shape[2]
             weights = weights.to(gate.dtype)
-            for row, index, columns in tiles.batch_rows(heads):
+            for row, index, columns, own in rows:
                 start = tiles.first(row, top)
-                _average(
-                    weights[index, :, start - first :],
-                    gate[row, start:last, columns],
-                    out[row, top:bottom, columns],
-                )
+                _average(weights[index, :, start - first :], own[start:last], out[row, top:bottom, columns])
     return out
 
 
@@ -70,6 +75,7 @@ def backward(
     temperature: Tensor,
     document_ids: Tensor | None,
     mask: Tensor | None,
+    silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `tangolm::aggregate_gates_backward` does: the gradients of query, key, gate and temperature."""
     tiles = Tiles(query, key, temperature, document_ids, mask)
@@ -79,10 +85,11 @@ def backward(
     grad_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
     grad_gate[:, :past] = 0
     grad, gate = _unit_stride(grad), _unit_stride(gate)
+    gates = _Gates(tiles, gate, silu)
     products = gate.new_empty(tiles.size)
     kept_weights = gate.new_empty(tiles.group * min(strip_rows, tiles.queries) * tiles.sources)
     for heads in tiles.groups():
-        joint = slice(*heads)
+        joint, rows = slice(*heads), gates.rows(heads)
         for above in range(0, tiles.queries, strip_rows):
             below = min(above + strip_rows, tiles.queries)
             kept = tiles.tile(kept_weights, (heads[1] - heads[0], below - above, past + below))
@@ -93,19 +100,17 @@ def backward(
                 last = first + weights.shape[2]
                 kept[:, top - above : bottom - above, first:last] = weights
                 grad_weights = tiles.tile(products, weights.shape)
-                for row, index, columns in tiles.batch_rows(heads):
+                for row, index, columns, own in rows:
                     start = tiles.first(row, top)
                     if start > first:
                         grad_weights[index, :, : start - first] = 0
                     _grad_weights(
-                        grad[row, top:bottom, columns],
-                        gate[row, start:last, columns],
-                        grad_weights[index, :, start - first :],
+                        grad[row, top:bottom, columns], own[start:last], grad_weights[index, :, start - first :]
                     )
                 scores = tiles.softmax_backward(grad_weights, weights)
                 torch.bmm(scores, tiles.key[joint, first:last], out=grad_query[joint, top:bottom])
                 grad_key[joint, :, first:last].baddbmm_(tiles.query[joint, top:bottom].transpose(1, 2), scores)
-            for row, index, columns in tiles.batch_rows(heads):
+            for row, index, columns, _ in rows:
                 start, middle = tiles.first(row, above), past + above
                 if start < middle:  # sources before the strip; earlier strips have written or cleared them
                     _add_grad_gate(
@@ -120,6 +125,10 @@ def backward(
                         grad[row, top:end, columns],
                         grad_gate[row, past + top : past + bottom, columns],
                     )
+        if silu:
+            for row, _, columns, _ in rows:
+                own = grad_gate[row, :, columns]
+                torch.ops.aten.silu_backward(own, gate[row, :, columns], grad_input=own)
     scaled = grad_query.view(tiles.batch, tiles.heads, tiles.queries, -1).transpose(1, 2)
     grad_temperature = (scaled * query).sum((0, 1, 3)).to(temperature.dtype)
     scaled = (scaled * temperature.to(scaled.dtype)[:, None]).to(query.dtype).contiguous()
@@ -128,11 +137,12 @@ def backward(
 
 
 def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.silu = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _differentiate(ctx, grad):
-    return *torch.ops.tangolm.aggregate_gates_backward(grad, *ctx.saved_tensors), None, None
+    return *torch.ops.tangolm.aggregate_gates_backward(grad, *ctx.saved_tensors, ctx.silu), None, None, None
 
 
 def _differentiate_again(ctx, *grads):
@@ -165,6 +175,24 @@ def _forward_flops(query, key, gate, *_, **__) -> int:
 def _backward_flops(_, query, key, gate, *__, **___) -> int:
     """Two products for each of the forward's; the recomputed scores are not counted."""
     return 2 * _forward_flops(query, key, gate)
+
+
+class _Gates:
+    """The gates of a group of heads as the products take them: views of those given, or their SiLU in a buffer."""
+
+    def __init__(self, tiles: Tiles, gate: Tensor, silu: bool) -> None:
+        self._tiles, self._gate = tiles, gate
+        self._buffer = gate.new_empty((tiles.group, tiles.sources * gate.shape[3])) if silu else None
+
+    def rows(self, heads: tuple[int, int]) -> list[tuple[int, slice, slice, Tensor]]:
+        """`Tiles.batch_rows` with the gates [sources, heads, E] of each row's part; valid until the next call."""
+        rows = []
+        for row, index, columns in self._tiles.batch_rows(heads):
+            own = self._gate[row, :, columns]
+            if self._buffer is not None:
+                own = torch.ops.aten.silu(own, out=self._buffer[index].view(own.shape))
+            rows.append((row, index, columns, own))
+        return rows
 
 
 def _unit_stride(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ float64 is taken.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -20,8 +21,10 @@ def aggregate_gates(
     temperature: Float[Tensor, " H"],
     document_ids: Int[Tensor, "B S"] | None,
     mask: Bool[Tensor, "B S"] | None,
+    silu: bool = False,
 ) -> Float[Tensor, "B T H E"]:
     """Average the gates for the last T of S sources; arguments as in `tangolm.ops.aggregate_gates`, state already joined."""
+    gate = F.silu(gate) if silu else gate
     dtype = torch.promote_types(query.dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         scores = torch.einsum("bthd,bshd->bhts", query.to(dtype), key.to(dtype))
