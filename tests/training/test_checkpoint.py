@@ -216,6 +216,16 @@ def test_resume_without_a_whole_checkpoint_is_refused(tiny: Make, tmp_path: Path
         train(config, run.folder, resume=True, progress=False)
 
 
+def test_a_damaged_last_checkpoint_is_told(tiny: Make, tmp_path: Path) -> None:
+    config = tiny(evaluate_every=4, checkpoint_every=2)
+    run = Run(train(config, tmp_path / "run", stop_after=6, progress=False).folder)
+    damaged = run.last() / "trainer.json"
+    damaged.write_text(damaged.read_text() + " ")
+    for which in (run.last, run.best):
+        with pytest.warns(UserWarning, match=r"step-00000006 of run .* is damaged; step-00000004 is taken"):
+            which()
+
+
 def test_a_lost_best_checkpoint_is_told(tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny(evaluate_every=4, checkpoint_every=2)
     run = Run(train(config, tmp_path / "run", stop_after=6, progress=False).folder)

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -366,12 +367,15 @@ class Run:
         return load_model(folder, impl=self.config.impl if impl is None else impl)
 
     def _last(self) -> tuple[Path, checkpoint.State]:
-        found = checkpoint.newest(self.checkpoints)
+        found, folders = checkpoint.newest(self.checkpoints), checkpoint.checkpoints(self.checkpoints)
         if found is None:
-            damaged = checkpoint.checkpoints(self.checkpoints)
-            if damaged:
-                checkpoint.read_state(damaged[-1])  # says what is wrong with it
+            if folders:
+                checkpoint.read_state(folders[-1])  # says what is wrong with it
             raise ValueError(f"run {self.folder} has no checkpoint yet; train it first")
+        if found != folders[-1]:
+            warnings.warn(
+                f"checkpoint {folders[-1].name} of run {self.folder} is damaged; {found.name} is taken", stacklevel=3
+            )
         return found, checkpoint.read_state(found)
 
 
