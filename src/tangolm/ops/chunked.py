@@ -52,7 +52,7 @@ def forward(
     silu: bool,
 ) -> Tensor:
     """What the operator `tangolm::aggregate_gates` does; compilers see it whole, with its shapes and derivative."""
-    tiles = Tiles(query, key, temperature, document_ids, mask)
+    tiles = Tiles(query, key, temperature, document_ids, mask, gate.shape[3] if silu else None)
     gates = _Gates(tiles, _unit_stride(gate), silu)
     out = gate.new_empty((*query.shape[:3], gate.shape[3]))
     for heads in tiles.groups():
@@ -78,7 +78,7 @@ def backward(
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `tangolm::aggregate_gates_backward` does: the gradients of query, key, gate and temperature."""
-    tiles = Tiles(query, key, temperature, document_ids, mask)
+    tiles = Tiles(query, key, temperature, document_ids, mask, gate.shape[3] if silu else None)
     past, strip_rows = tiles.past, tiles.strip_rows
     grad_query = torch.empty_like(tiles.query)  # [B * H, T, D], of the scaled queries
     grad_key = torch.zeros_like(tiles.key).transpose(1, 2).contiguous()  # [B * H, D, S], the faster way round

@@ -15,6 +15,8 @@ from tangolm.ops import reference
 
 # Weights in a tile that holds several heads: 4 MB in float32. Larger ones leave the caches before they are multiplied.
 TILE = 1 << 20
+# Gates that are formed a group at a time: 2 MB in float32, for the same reason, but two heads at least.
+GATES = 1 << 19
 # Destinations whose weights the backward keeps at once, for one group of heads: a source's gradient is then the sum of few
 # products. Longer sequences keep an eighth, so that a bfloat16 sum is rounded eight times at most.
 STRIP = 2048
@@ -27,8 +29,15 @@ class Tiles:
     """The operands of one call, laid out for tiles: scaled queries and keys, head-major, in the dtype of the scores."""
 
     def __init__(
-        self, query: Tensor, key: Tensor, temperature: Tensor, document_ids: Tensor | None, mask: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        temperature: Tensor,
+        document_ids: Tensor | None,
+        mask: Tensor | None,
+        formed: int | None = None,
     ) -> None:
+        """`formed`: E where gates of that width are formed for each group."""
         self.batch, self.queries, self.heads, width = query.shape
         self.sources = key.shape[1]
         self.past = self.sources - self.queries  # sources before the first destination
@@ -38,6 +47,8 @@ class Tiles:
         self._first = [] if first is None else first[:, :: self.block // min(BLOCKS)].tolist()
         self.strip_rows = max(STRIP, -(-self.queries // 8)) // self.block * self.block
         fit = max(1, TILE // (self.block * self.sources))
+        if formed is not None:
+            fit = min(fit, max(2, GATES // (self.sources * formed)))
         # A group is a part of one batch row, or whole rows.
         self.group = min(fit, self.heads) if fit < 2 * self.heads else min(fit // self.heads, self.batch) * self.heads
         self.size = self.group * self.block * self.sources
