@@ -1,7 +1,7 @@
 """Activation recomputation: of each application of a block only its input and its costly product are kept for the backward pass.
 
-For TANGO these are h and the averages, T x d and T x F; gates and projections (two products of T x d with d x F) are formed
-again. The averaging itself, attention and GAU's product, T^2 of work, are never done twice.
+For TANGO these are h, the update and the averages, T x d, T x d and T x F; what sources emit and projections (two products of
+T x d with d x F) are formed again. The averaging itself, attention and GAU's product, T^2 of work, are never done twice.
 """
 
 from __future__ import annotations
