@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tangolm import ops
 from tangolm.models.layers import Application, Layout, split_heads
 from tangolm.models.tango import AveragingBlock, AveragingConfig
 
@@ -61,7 +62,7 @@ class CompactTangoBlock(AveragingBlock):
         x = self.norm(h)
         mean = split_heads(self.average(x, self.controller(x), layout, state), self.heads)
         gate = torch.einsum("bthr,hre->bthe", mean, self.expansion.to(mean.dtype)).flatten(2)
-        return self.output(gate * self.projection(x))
+        return ops.gated_product(gate, self.projection(x), self.output.weight, impl=self.impl)
 
     def outputs(self) -> Iterable[nn.Linear]:
         return [self.output]
