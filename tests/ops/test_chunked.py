@@ -26,11 +26,13 @@ def test_operators_are_what_torch_expects(packed: bool, silu: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("strip", [16, 64])
 @pytest.mark.parametrize("tile", [1, 8 * 21, 100 * 8 * 21], ids=["a head", "some heads", "whole rows"])
-def test_silu_inside_is_silu_before(packed: bool, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silu_inside_is_silu_before(packed: bool, tile: int, strip: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With gradients, whatever heads a group holds; and what is kept is the operand, not its SiLU."""
     monkeypatch.setattr(tiles, "TILE", tile)
     monkeypatch.setattr(tiles, "BLOCKS", {8: 1.0})
+    monkeypatch.setattr(tiles, "STRIP", strip)
     ids = torch.arange(21).expand(3, -1) // 5 if packed else None
     inputs = draw(3, 21, 3, 2, 4, dtype=torch.float64)
     found = []
@@ -74,7 +76,7 @@ def test_groups_cover_every_head_once(tile: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tiles, "TILE", tile)
     monkeypatch.setattr(tiles, "BLOCKS", {8: 1.0})
     inputs = draw(4, 30, 3, 2, 2)
-    cut = Tiles(inputs.query, inputs.key, inputs.temperature, None, None)
+    cut = Tiles(inputs.query, inputs.key, inputs.temperature, 2, None, None)
     groups = list(cut.groups())
     assert [head for group in groups for head in range(*group)] == list(range(12))
     for low, high in groups:
@@ -86,8 +88,13 @@ def test_documents_that_ended_are_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tiles, "BLOCKS", {8: 1.0})
     inputs = draw(1, 32, 1, 2, 2)
     ids = torch.tensor([[0] * 5 + [1] * 12 + [2] * 15])
-    cut = Tiles(inputs.query, inputs.key, inputs.temperature, ids, None)
-    assert [cut.first(0, top) for top, _ in cut.blocks()] == [0, 5, 5, 17]
-    assert [cut.end(0, bottom, 32) for _, bottom in cut.blocks()] == [24, 24, 32, 32]
+    cut = Tiles(inputs.query, inputs.key, inputs.temperature, 2, ids, None)
+    assert [cut.first((0, 1), top) for top, _ in cut.blocks()] == [0, 5, 5, 17]
+    assert list(cut.source_blocks((0, 1), 0, 32)) == [(0, 8, 0, 24), (8, 16, 8, 24), (16, 24, 16, 32), (24, 32, 24, 32)]
+    assert list(cut.source_blocks((0, 1), 16, 32)) == [
+        (5, 13, 16, 32),
+        (13, 16, 16, 32),
+        *list(cut.source_blocks((0, 1), 0, 32))[2:],
+    ]
     first, weights = cut.weights((0, 1), 24, 32)
     assert (first, weights.shape) == (17, (1, 8, 15))

@@ -2,15 +2,15 @@
 
 A tile holds the finished weights of a block of destinations on all their sources, [heads, rows, sources]. Tiles fit the
 cache and nothing of size T x S is kept: forward and backward each form them from queries and keys, which is cheap because
-a key is far narrower than a gate. The large products run head by head on views of the gates, without a copy.
+a key is far narrower than a gate. The large products are batches of a group's heads, on gates laid out head by head.
 
     s  = tau q k^T    P = softmax(s)    y = P g                           (P rounded once to the dtype of g)
     dP = dy g^T       ds = P * (dP - rowsum(P * dP))                       (tile by tile)
     dq = tau ds k     dk = tau ds^T q   dtau = sum(ds * q k^T)    dg = P^T dy
 
-Sources after a tile's last destination are skipped, and a quarter of its diagonal square where that costs no rounding. On a
-CPU, documents that ended before the tile are skipped too. With `silu` the operand is a and g = SiLU(a), which is formed for
-one group of heads at a time in both directions; only a is kept. Departs from the paper in nothing.
+Sources after a tile's last destination are skipped; on a CPU, documents that ended before the tile are too. With `silu` the
+operand is a and g = SiLU(a), which is formed for one group of heads at a time in both directions; only a is kept. Departs
+from the paper in nothing.
 """
 
 from __future__ import annotations
@@ -52,18 +52,19 @@ def forward(
     silu: bool,
 ) -> Tensor:
     """What the operator `tangolm::aggregate_gates` does; compilers see it whole, with its shapes and derivative."""
-    tiles = Tiles(query, key, temperature, document_ids, mask, gate.shape[3] if silu else None)
-    gates = _Gates(tiles, _unit_stride(gate), silu)
-    out = gate.new_empty((*query.shape[:3], gate.shape[3]))
+    tiles = Tiles(query, key, temperature, gate.shape[3], document_ids, mask)
+    width = gate.shape[3]
+    gates, averages = (gate.new_empty(tiles.group * length * width) for length in (tiles.sources, tiles.block))
+    out = gate.new_empty((*query.shape[:3], width))
     for heads in tiles.groups():
-        rows = gates.rows(heads)
+        result = tiles.part(out, heads)
+        own = _head_major(tiles.part(gate, heads), gates, silu)
         for top, bottom in tiles.blocks():
             first, weights = tiles.weights(heads, top, bottom)
-            last = first + weights.shape[2]
-            weights = weights.to(gate.dtype)
-            for row, index, columns, own in rows:
-                start = tiles.first(row, top)
-                _average(weights[index, :, start - first :], own[start:last], out[row, top:bottom, columns])
+            average = tiles.tile(averages, (len(own), bottom - top, width))
+            torch.bmm(weights.to(gate.dtype), own[:, first : first + weights.shape[2]], out=average)
+            rows = result[:, :, top:bottom]
+            rows.copy_(average.view(rows.shape))
     return out
 
 
@@ -78,21 +79,22 @@ def backward(
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `tangolm::aggregate_gates_backward` does: the gradients of query, key, gate and temperature."""
-    tiles = Tiles(query, key, temperature, document_ids, mask, gate.shape[3] if silu else None)
-    past, strip_rows = tiles.past, tiles.strip_rows
+    tiles = Tiles(query, key, temperature, gate.shape[3], document_ids, mask)
+    past, width, one_strip = tiles.past, gate.shape[3], tiles.strip_rows >= tiles.queries
     grad_query = torch.empty_like(tiles.query)  # [B * H, T, D], of the scaled queries
     grad_key = torch.zeros_like(tiles.key).transpose(1, 2).contiguous()  # [B * H, D, S], the faster way round
     grad_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
     grad_gate[:, :past] = 0
-    grad, gate = _unit_stride(grad), _unit_stride(gate)
-    gates = _Gates(tiles, gate, silu)
-    products = gate.new_empty(tiles.size)
-    kept_weights = gate.new_empty(tiles.group * min(strip_rows, tiles.queries) * tiles.sources)
+    gates, grads = (gate.new_empty(tiles.group * length * width) for length in (tiles.sources, tiles.queries))
+    products = gate.new_empty(tiles.group * tiles.block * max(tiles.sources, width))
+    kept_weights = gate.new_empty(tiles.group * min(tiles.strip_rows, tiles.queries) * tiles.sources)
     for heads in tiles.groups():
-        joint, rows = slice(*heads), gates.rows(heads)
-        for above in range(0, tiles.queries, strip_rows):
-            below = min(above + strip_rows, tiles.queries)
-            kept = tiles.tile(kept_weights, (heads[1] - heads[0], below - above, past + below))
+        joint, emitted, result = slice(*heads), tiles.part(gate, heads), tiles.part(grad_gate, heads)
+        own = _head_major(emitted, gates, silu)
+        dy = _head_major(tiles.part(grad, heads), grads)
+        for above in range(0, tiles.queries, tiles.strip_rows):
+            below = min(above + tiles.strip_rows, tiles.queries)
+            kept = tiles.tile(kept_weights, (len(dy), below - above, past + below))
             if tiles.skips:
                 kept.zero_()
             for top, bottom in tiles.blocks(above, below):
@@ -100,35 +102,23 @@ def backward(
                 last = first + weights.shape[2]
                 kept[:, top - above : bottom - above, first:last] = weights
                 grad_weights = tiles.tile(products, weights.shape)
-                for row, index, columns, own in rows:
-                    start = tiles.first(row, top)
-                    if start > first:
-                        grad_weights[index, :, : start - first] = 0
-                    _grad_weights(
-                        grad[row, top:bottom, columns], own[start:last], grad_weights[index, :, start - first :]
-                    )
+                torch.bmm(dy[:, top:bottom], own[:, first:last].mT, out=grad_weights)
                 scores = tiles.softmax_backward(grad_weights, weights)
                 torch.bmm(scores, tiles.key[joint, first:last], out=grad_query[joint, top:bottom])
                 grad_key[joint, :, first:last].baddbmm_(tiles.query[joint, top:bottom].transpose(1, 2), scores)
-            for row, index, columns, _ in rows:
-                start, middle = tiles.first(row, above), past + above
-                if start < middle:  # sources before the strip; earlier strips have written or cleared them
-                    _add_grad_gate(
-                        kept[index, :, start:middle],
-                        grad[row, above:below, columns],
-                        grad_gate[row, start:middle, columns],
-                    )
-                for top, bottom in tiles.blocks(above, below):
-                    end = tiles.end(row, bottom, below)
-                    _grad_gate(
-                        kept[index, top - above : end - above, past + top : past + bottom],
-                        grad[row, top:end, columns],
-                        grad_gate[row, past + top : past + bottom, columns],
-                    )
-        if silu:
-            for row, _, columns, _ in rows:
-                own = grad_gate[row, :, columns]
-                torch.ops.aten.silu_backward(own, gate[row, :, columns], grad_input=own)
+            for start, end, top, bottom in tiles.source_blocks(heads, above, below):
+                grad_own = tiles.tile(products, (len(dy), end - start, width))
+                torch.bmm(kept[:, top - above : bottom - above, start:end].mT, dy[:, top:bottom], out=grad_own)
+                part = result[:, :, start:end]
+                grad_own = grad_own.view(part.shape)
+                if start < past + above:  # seen before this strip: earlier ones have left their sums, or zeros
+                    grad_own.add_(part)
+                if silu and one_strip:
+                    torch.ops.aten.silu_backward(grad_own, emitted[:, :, start:end], grad_input=part)
+                else:
+                    part.copy_(grad_own)
+        if silu and not one_strip:
+            torch.ops.aten.silu_backward(result, emitted, grad_input=result)
     scaled = grad_query.view(tiles.batch, tiles.heads, tiles.queries, -1).transpose(1, 2)
     grad_temperature = (scaled * query).sum((0, 1, 3)).to(temperature.dtype)
     scaled = (scaled * temperature.to(scaled.dtype)[:, None]).to(query.dtype).contiguous()
@@ -177,71 +167,15 @@ def _backward_flops(_, query, key, gate, *__, **___) -> int:
     return 2 * _forward_flops(query, key, gate)
 
 
-class _Gates:
-    """The gates of a group of heads as the products take them: views of those given, or their SiLU in a buffer."""
+def _head_major(part: Tensor, buffer: Tensor, silu: bool = False) -> Tensor:
+    """A group's part [rows, heads, T, E], or its SiLU, in the buffer as [heads of all rows, T, E].
 
-    def __init__(self, tiles: Tiles, gate: Tensor, silu: bool) -> None:
-        self._tiles, self._gate = tiles, gate
-        self._buffer = gate.new_empty((tiles.group, tiles.sources * gate.shape[3])) if silu else None
-
-    def rows(self, heads: tuple[int, int]) -> list[tuple[int, slice, slice, Tensor]]:
-        """`Tiles.batch_rows` with the gates [sources, heads, E] of each row's part; valid until the next call."""
-        rows = []
-        for row, index, columns in self._tiles.batch_rows(heads):
-            own = self._gate[row, :, columns]
-            if self._buffer is not None:
-                own = torch.ops.aten.silu(own, out=self._buffer[index].view(own.shape))
-            rows.append((row, index, columns, own))
-        return rows
-
-
-def _unit_stride(tensor: Tensor) -> Tensor:
-    """The tensor, copied where its last axis is not contiguous (expanded or transposed)."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-# The products of some heads of one batch row, all in place or into `out`, which autocast leaves alone. Of a block's weights
-# on its own tokens, a lower triangle, a quarter is skipped: the upper half of its rows on the last half of its columns.
-# Where that would mean adding to a product it is done for wide dtypes only: a bfloat16 sum would be rounded twice, and slow.
-
-
-def _average(weight: Tensor, gate: Tensor, out: Tensor) -> None:
-    """out = weight gate; [heads, rows, sources], [sources, heads, E], [rows, heads, E]."""
-    half = weight.shape[1] // 2 if weight.dtype.itemsize >= 4 else 0
-    cut = weight.shape[2] - (weight.shape[1] - half) if half else weight.shape[2]
-    for w, g, y in zip(weight[:, :, :cut].unbind(0), gate[:cut].unbind(1), out.unbind(1), strict=True):
-        torch.mm(w, g, out=y)
-    if half:
-        rest = weight[:, half:, cut:].unbind(0), gate[cut:].unbind(1), out[half:].unbind(1)
-        for w, g, y in zip(*rest, strict=True):
-            y.addmm_(w, g)
-
-
-def _grad_weights(grad: Tensor, gate: Tensor, out: Tensor) -> None:
-    """out = grad gate^T, zero in the skipped quarter; [rows, heads, E], [sources, heads, E], [heads, rows, sources]."""
-    half = out.shape[1] // 2
-    cut = out.shape[2] - (out.shape[1] - half)
-    out[:, :half, cut:] = 0
-    for dy, g, dp in zip(grad.unbind(1), gate[:cut].unbind(1), out[:, :, :cut].unbind(0), strict=True):
-        torch.mm(dy, g.t(), out=dp)
-    rest = grad[half:].unbind(1), gate[cut:].unbind(1), out[:, half:, cut:].unbind(0)
-    for dy, g, dp in zip(*rest, strict=True):
-        torch.mm(dy, g.t(), out=dp)
-
-
-def _grad_gate(weight: Tensor, grad: Tensor, out: Tensor) -> None:
-    """out = weight^T grad, for a block of sources and all destinations from its first on.
-
-    [heads, rows, sources], [rows, heads, E], [sources, heads, E].
+    Products of contiguous batches are shared out by batch; of views that stand apart each would be shared out for itself, and
+    in half precision they take twice as long.
     """
-    half = weight.shape[2] // 2 if weight.dtype.itemsize >= 4 else 0
-    for w, dy, dg in zip(weight[:, half:].unbind(0), grad[half:].unbind(1), out.unbind(1), strict=True):
-        torch.mm(w.t(), dy, out=dg)
-    if half:
-        _add_grad_gate(weight[:, :half, :half], grad[:half], out[:half])
-
-
-def _add_grad_gate(weight: Tensor, grad: Tensor, out: Tensor) -> None:
-    """out += weight^T grad; shapes as in `_grad_gate`."""
-    for w, dy, dg in zip(weight.unbind(0), grad.unbind(1), out.unbind(1), strict=True):
-        dg.addmm_(w.t(), dy)
+    result = buffer[: part.numel()].view(part.shape)
+    if silu:
+        torch.ops.aten.silu(part, out=result)
+    else:
+        result.copy_(part)
+    return result.flatten(0, 1)

@@ -15,14 +15,14 @@ from tangolm.ops import reference
 
 # Weights in a tile that holds several heads: 4 MB in float32. Larger ones leave the caches before they are multiplied.
 TILE = 1 << 20
-# Gates that are formed a group at a time: 2 MB in float32, for the same reason, but two heads at least.
+# Gates of a group of heads: 2 MB in float32, for the same reason, but two heads at least.
 GATES = 1 << 19
 # Destinations whose weights the backward keeps at once, for one group of heads: a source's gradient is then the sum of few
 # products. Longer sequences keep an eighth, so that a bfloat16 sum is rounded eight times at most.
 STRIP = 2048
 # Destinations in a tile, ascending, each a multiple of the first, and how fast products of so many rows are. Few rows waste
 # less of the diagonal square, whose upper half counts for nothing, and less on documents that end within them.
-BLOCKS = {64: 0.6, 128: 0.85, 256: 1.0}
+BLOCKS = {64: 0.82, 128: 1.0}
 
 
 class Tiles:
@@ -33,25 +33,24 @@ class Tiles:
         query: Tensor,
         key: Tensor,
         temperature: Tensor,
+        gate_width: int,
         document_ids: Tensor | None,
         mask: Tensor | None,
-        formed: int | None = None,
     ) -> None:
-        """`formed`: E where gates of that width are formed for each group."""
         self.batch, self.queries, self.heads, width = query.shape
         self.sources = key.shape[1]
         self.past = self.sources - self.queries  # sources before the first destination
         first = _first_sources(document_ids, self.past)
-        self.block = _cheapest_block(first, self.queries, self.sources)
+        block = _cheapest_block(first, self.queries, self.sources)
         # By batch row and block; empty where every tile begins with the first source.
-        self._first = [] if first is None else first[:, :: self.block // min(BLOCKS)].tolist()
+        self._first = [] if first is None else first[:, :: block // min(BLOCKS)].tolist()
+        self.block = min(block, self.queries)
         self.strip_rows = max(STRIP, -(-self.queries // 8)) // self.block * self.block
-        fit = max(1, TILE // (self.block * self.sources))
-        if formed is not None:
-            fit = min(fit, max(2, GATES // (self.sources * formed)))
-        # A group is a part of one batch row, or whole rows.
-        self.group = min(fit, self.heads) if fit < 2 * self.heads else min(fit // self.heads, self.batch) * self.heads
-        self.size = self.group * self.block * self.sources
+        lanes = max(1, TILE // (self.block * self.sources))
+        near = GATES // max(1, self.sources * gate_width)
+        # A group is a part of one batch row; or whole rows, where they are short and all their tiles begin with the first source.
+        rows = 1 if self._first else min(lanes, near) // self.heads
+        self.group = min(rows, self.batch) * self.heads if rows > 1 else min(lanes, max(2, near), self.heads)
         dtype = torch.promote_types(query.dtype, torch.float32)
         scaled = query.to(dtype) * temperature.to(dtype)[:, None]
         self.query = scaled.transpose(1, 2).reshape(-1, self.queries, width)  # [B * H, T, D]
@@ -59,7 +58,8 @@ class Tiles:
         self._document_ids, self._mask = document_ids, mask
         self._never = torch.finfo(dtype).min  # finite: a row without any source must not give 0/0
         self._later = self.query.new_full((self.block, self.block), self._never).triu_(1)  # added to a block's square
-        self._scores, self._weights = self.query.new_empty(self.size), self.query.new_empty(self.size)
+        size = self.group * self.block * self.sources
+        self._scores, self._weights = self.query.new_empty(size), self.query.new_empty(size)
 
     @property
     def skips(self) -> bool:
@@ -73,30 +73,31 @@ class Tiles:
             end = min(row + span, self.batch * self.heads)
             yield from ((head, min(head + self.group, end)) for head in range(row, end, self.group))
 
-    def batch_rows(self, heads: tuple[int, int]) -> Iterator[tuple[int, slice, slice]]:
-        """A group's batch rows: which row, where its heads stand in the group, which heads of the row they are."""
+    def part(self, tensor: Tensor, heads: tuple[int, int]) -> Tensor:
+        """A view of what belongs to a group in [B, T, H, E], as [batch rows, heads of each, T, E]."""
         low, high = heads
-        for row in range(low // self.heads, (high - 1) // self.heads + 1):
-            start, end = max(low, row * self.heads), min(high, (row + 1) * self.heads)
-            yield row, slice(start - low, end - low), slice(start - row * self.heads, end - row * self.heads)
+        rows = slice(low // self.heads, (high - 1) // self.heads + 1)
+        return tensor[rows, :, low % self.heads : (high - 1) % self.heads + 1].transpose(1, 2)
 
     def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Blocks of destinations."""
         last = self.queries if last is None else last
         return ((top, min(top + self.block, last)) for top in range(first, last, self.block))
 
-    def first(self, row: int, top: int) -> int:
-        """The first source of a batch row that its block of destinations from `top` on can see."""
-        return self._first[row][top // self.block] if self._first else 0
+    def first(self, heads: tuple[int, int], top: int) -> int:
+        """The first source that a group's block of destinations from `top` on can see."""
+        return self._first[heads[0] // self.heads][top // self.block] if self._first else 0
 
-    def end(self, row: int, bottom: int, last: int) -> int:
-        """The end of the blocks, up to `last`, that see any source before the end of the block that ends at `bottom`."""
-        if not self._first:
-            return last
-        end = bottom
-        while end < last and self.first(row, end) < self.past + bottom:
-            end = min(end + self.block, last)
-        return end
+    def source_blocks(self, heads: tuple[int, int], above: int, below: int) -> Iterator[tuple[int, int, int, int]]:
+        """Blocks of sources that destinations from `above` to `below` see, each with the destinations that may see it."""
+        before = self.past + above
+        for start in range(self.first(heads, above), before, self.block):
+            yield start, min(start + self.block, before), above, below
+        for top, bottom in self.blocks(above, below):
+            end = bottom if self._first else below
+            while end < below and self.first(heads, end) < self.past + bottom:
+                end = min(end + self.block, below)
+            yield self.past + top, self.past + bottom, top, end
 
     def weights(self, heads: tuple[int, int], top: int, bottom: int) -> tuple[int, Tensor]:
         """The first source of a tile, and its weights [heads, rows, sources up to the last destination].
@@ -105,8 +106,7 @@ class Tiles:
         """
         low, high = heads
         rows = slice(low // self.heads, (high - 1) // self.heads + 1)
-        first = min(self.first(row, top) for row in range(rows.start, rows.stop))
-        last = self.past + bottom
+        first, last = self.first(heads, top), self.past + bottom
         shape = (high - low, bottom - top, last - first)
         scores, weights = self.tile(self._scores, shape), self.tile(self._weights, shape)
         torch.bmm(self.query[low:high, top:bottom], self.key[low:high, first:last].transpose(1, 2), out=scores)
@@ -140,7 +140,8 @@ def _first_sources(document_ids: Tensor | None, past: int) -> Tensor | None:
     if document_ids is None or document_ids.device.type != "cpu":
         return None  # reading ids back from an accelerator would wait for it
     ids = document_ids.contiguous()
-    return torch.searchsorted(ids, ids[:, past :: min(BLOCKS)].contiguous())
+    first = torch.searchsorted(ids, ids[:, past :: min(BLOCKS)].contiguous())
+    return first if bool(first.any()) else None
 
 
 def _cheapest_block(first: Tensor | None, queries: int, sources: int) -> int:
@@ -155,5 +156,5 @@ def _cheapest_block(first: Tensor | None, queries: int, sources: int) -> int:
         tops = torch.arange(0, queries, block, device=first.device)
         rows = (queries - tops).clamp(max=block)
         seen = sources - queries + tops + rows - first[:, :: block // smallest]
-        times[block] = float((rows * seen - rows * rows // 4).sum()) / rate
+        times[block] = float((rows * seen).sum()) / rate
     return min(times, key=times.__getitem__)
