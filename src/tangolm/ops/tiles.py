@@ -15,7 +15,7 @@ from tangolm.ops import reference
 
 # Weights in a tile that holds several heads: 4 MB in float32. Larger ones leave the caches before they are multiplied.
 TILE = 1 << 20
-# Gates of a group of heads: 2 MB in float32, for the same reason, but two heads at least.
+# Gates of a group of heads: 2 MB in float32, for the same reason, but a head a thread at least.
 GATES = 1 << 19
 # Destinations whose weights the backward keeps at once, for one group of heads: a source's gradient is then the sum of few
 # products. Longer sequences keep an eighth, so that a bfloat16 sum is rounded eight times at most.
@@ -46,11 +46,13 @@ class Tiles:
         self._first = [] if first is None else first[:, :: block // min(BLOCKS)].tolist()
         self.block = min(block, self.queries)
         self.strip_rows = max(STRIP, -(-self.queries // 8)) // self.block * self.block
-        lanes = max(1, TILE // (self.block * self.sources))
+        fit = max(1, TILE // (self.block * self.sources))
         near = GATES // max(1, self.sources * gate_width)
         # A group is a part of one batch row; or whole rows, where they are short and all their tiles begin with the first source.
-        rows = 1 if self._first else min(lanes, near) // self.heads
-        self.group = min(rows, self.batch) * self.heads if rows > 1 else min(lanes, max(2, near), self.heads)
+        rows = 1 if self._first else min(fit, near) // self.heads
+        self.group = min(rows, self.batch) * self.heads
+        if rows <= 1:
+            self.group = min(fit, max(torch.get_num_threads(), near), self.heads)
         dtype = torch.promote_types(query.dtype, torch.float32)
         scaled = query.to(dtype) * temperature.to(dtype)[:, None]
         self.query = scaled.transpose(1, 2).reshape(-1, self.queries, width)  # [B * H, T, D]

@@ -73,19 +73,18 @@ def _average(tiles: WindowTiles, gate: Tensor, sums: Sums | None) -> tuple[Tenso
     kept = []
     for row, heads, lanes in tiles.groups():
         gates, outs = _lanes(gate, row, heads), _lanes(out, row, heads)
-        state = _start(tiles, row, heads, gates, wide, sums)
+        state, room = _start(tiles, row, heads, gates, wide, sums), _room(tiles, gates, wide)
         for blocks in tiles.segments(heads):
             weights = tiles.weights(row, lanes, blocks)
             for b in blocks:
                 start, first, end = tiles.rows(b)
-                y = _target(outs[:, first:end], wide)
+                y = _target(room, outs[:, first:end])
                 here = slice(tiles.window if b == 0 else 0, tiles.window + end - first)
                 pairs = weights.pairs[:, b - blocks.start, : end - first, here].to(wide)
                 torch.bmm(pairs, gates[:, start:end].to(wide), out=y)
                 if weights.sums is not None and tiles.reads_sums(b):
                     y.baddbmm_(weights.sums[:, b - blocks.start, : end - first].to(wide), state)
-                if y.dtype != out.dtype:
-                    outs[:, first:end] = y
+                outs[:, first:end] = y
                 _absorb(tiles, lanes, b, gates, state)
         kept.append(state)
     return out, torch.cat(kept).view(tiles.batch, tiles.heads, *kept[0].shape[1:])
@@ -225,10 +224,11 @@ def _sources(
     wide = kept.pairs.dtype
     state = kept.sums.new_zeros((len(gates), kept.sums.shape[3], gates.shape[2]))  # dS
     totals = kept.totals.new_zeros((len(gates), kept.sums.shape[3]))  # dZ
+    room = _room(tiles, gates, wide)
     for b in reversed(range(tiles.count)):
         _, first, end = tiles.rows(b)
         after = min(end + tiles.window, tiles.tokens)
-        out = _target(outs[:, first:end], wide)
+        out = _target(room, outs[:, first:end])
         pairs = kept.pairs[:, b, : after - first, : end - first]
         torch.bmm(pairs.transpose(1, 2), grads[:, first:after].to(wide), out=out)
         if tiles.features is not None and b + 2 < tiles.count:
@@ -241,8 +241,7 @@ def _sources(
             out.baddbmm_(far.to(wide), state)
             slope = torch.bmm(gates[:, first:end].to(wide), state.transpose(1, 2)).to(far.dtype)
             slopes.far_keys[lanes, b + 1] += far * (slope + totals[:, None])
-        if out.dtype != outs.dtype:
-            outs[:, first:end] = out
+        outs[:, first:end] = out
 
 
 def _save(ctx, inputs, output) -> None:
@@ -311,9 +310,14 @@ def _lanes(x: Tensor, row: int, heads: slice) -> Tensor:
     return x[row, :, heads].transpose(0, 1)
 
 
-def _target(out: Tensor, wide: torch.dtype) -> Tensor:
-    """Where to form a product that is to be in `out`: there, or apart in a wider dtype."""
-    return out if out.dtype == wide else out.new_empty(out.shape, dtype=wide)
+def _room(tiles: WindowTiles, gates: Tensor, wide: torch.dtype) -> Tensor:
+    """Room for a block's products: contiguous, so that they are shared out by head, and wide."""
+    return gates.new_empty(len(gates) * tiles.window * gates.shape[2], dtype=wide)
+
+
+def _target(room: Tensor, out: Tensor) -> Tensor:
+    """The start of the room in the shape of `out`."""
+    return room[: out.numel()].view(out.shape)
 
 
 def _one_way(x: Tensor) -> Tensor:

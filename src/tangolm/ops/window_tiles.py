@@ -107,7 +107,10 @@ class WindowTiles:
     def groups(self) -> Iterator[tuple[int, slice, slice]]:
         """A batch row, its heads worked on together, and their lanes."""
         m = self.window if self.features is None else 2 * self.features.shape[1]
-        size = max(1, CACHE // (m * self.channels)) if self.query.device.type == "cpu" else self.heads
+        size = self.heads
+        if self.query.device.type == "cpu":
+            # A head a thread at least: a block's products are shared out by head, each with its sums in one core's cache.
+            size = max(torch.get_num_threads(), CACHE // (m * self.channels))
         for row in range(self.batch):
             for low in range(0, self.heads, size):
                 high = min(low + size, self.heads)
