@@ -102,9 +102,10 @@ def aggregate_gates(
     if not torch.compiler.is_compiling():
         _check(query, key, gate, temperature, document_ids, mask)
         _check_window(query, window, features, state)
-    if silu and (window is not None or state is not None):
+    full = window is None or (state is None and window >= query.shape[1])
+    if silu and (state is not None or not full):
         gate, silu = F.silu(gate), False
-    if window is not None and (state is not None or window < query.shape[1]):
+    if window is not None and not full:
         average, rest = WINDOWED[choose(impl)], (query, key, gate, temperature, features, window, document_ids, mask)
         if isinstance(state, WindowState):
             return state.extend(average, *rest)
