@@ -44,11 +44,12 @@ def finish(run: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.case(24, 28)
-def test_a_killed_run_ends_where_the_undisturbed_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", ["tango-mini-d4", "loop-mini-d4"])
+def test_a_killed_run_ends_where_the_undisturbed_one_does(tmp_path: Path, preset: str) -> None:
     source = Path(__file__).parent
     data.prepare("text", source, tmp_path / "data", context=64)
     config = run_config(
-        "tango-mini-d4", tmp_path / "data", device="cpu", steps=60, batch_size=4, evaluation_rows=8, evaluate_every=10
+        preset, tmp_path / "data", device="cpu", steps=60, batch_size=4, evaluation_rows=8, evaluate_every=10
     )
     straight = Run.create(tmp_path / "straight", config)
     finish(straight)
