@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tangolm.ops import reference
 from tangolm.ops.operators import register
-from tangolm.ops.tiles import Tiles
+from tangolm.ops.tiles import Tiles, tile
 
 
 def aggregate_gates(
@@ -61,7 +61,7 @@ def forward(
         own = _head_major(tiles.part(gate, heads), gates, silu)
         for top, bottom in tiles.blocks():
             first, weights = tiles.weights(heads, top, bottom)
-            average = tiles.tile(averages, (len(own), bottom - top, width))
+            average = tile(averages, (len(own), bottom - top, width))
             torch.bmm(weights.to(gate.dtype), own[:, first : first + weights.shape[2]], out=average)
             rows = result[:, :, top:bottom]
             rows.copy_(average.view(rows.shape))
@@ -94,20 +94,20 @@ def backward(
         dy = _head_major(tiles.part(grad, heads), grads)
         for above in range(0, tiles.queries, tiles.strip_rows):
             below = min(above + tiles.strip_rows, tiles.queries)
-            kept = tiles.tile(kept_weights, (len(dy), below - above, past + below))
+            kept = tile(kept_weights, (len(dy), below - above, past + below))
             if tiles.skips:
                 kept.zero_()
             for top, bottom in tiles.blocks(above, below):
                 first, weights = tiles.weights(heads, top, bottom)
                 last = first + weights.shape[2]
                 kept[:, top - above : bottom - above, first:last] = weights
-                grad_weights = tiles.tile(products, weights.shape)
+                grad_weights = tile(products, weights.shape)
                 torch.bmm(dy[:, top:bottom], own[:, first:last].mT, out=grad_weights)
                 scores = tiles.softmax_backward(grad_weights, weights)
                 torch.bmm(scores, tiles.key[joint, first:last], out=grad_query[joint, top:bottom])
                 grad_key[joint, :, first:last].baddbmm_(tiles.query[joint, top:bottom].transpose(1, 2), scores)
             for start, end, top, bottom in tiles.source_blocks(heads, above, below):
-                grad_own = tiles.tile(products, (len(dy), end - start, width))
+                grad_own = tile(products, (len(dy), end - start, width))
                 torch.bmm(kept[:, top - above : bottom - above, start:end].mT, dy[:, top:bottom], out=grad_own)
                 part = result[:, :, start:end]
                 grad_own = grad_own.view(part.shape)
@@ -175,7 +175,7 @@ def _head_major(part: Tensor, buffer: Tensor, silu: bool = False) -> Tensor:
     """
     if len(part) == 1 and not silu and part.dtype.itemsize >= 4 and part.stride(-1) == 1:
         return part[0]
-    result = buffer[: part.numel()].view(part.shape)
+    result = tile(buffer, part.shape)
     if silu:
         torch.ops.aten.silu(part, out=result)
     else:

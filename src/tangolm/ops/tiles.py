@@ -6,6 +6,7 @@ Heads of all batch rows share one index, batch * H + head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -23,6 +24,11 @@ STRIP = 2048
 # Destinations in a tile, ascending, each a multiple of the first, and how fast products of so many rows are. Few rows waste
 # less of the diagonal square, whose upper half counts for nothing, and less on documents that end within them.
 BLOCKS = {64: 0.82, 128: 1.0}
+
+
+def tile(buffer: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    """The start of a flat buffer as a contiguous tensor of that shape."""
+    return buffer[: math.prod(shape)].view(shape)
 
 
 class Tiles:
@@ -78,8 +84,12 @@ class Tiles:
     def part(self, tensor: Tensor, heads: tuple[int, int]) -> Tensor:
         """A view of what belongs to a group in [B, T, H, E], as [batch rows, heads of each, T, E]."""
         low, high = heads
-        rows = slice(low // self.heads, (high - 1) // self.heads + 1)
-        return tensor[rows, :, low % self.heads : (high - 1) % self.heads + 1].transpose(1, 2)
+        return tensor[self._rows(heads), :, low % self.heads : (high - 1) % self.heads + 1].transpose(1, 2)
+
+    def _rows(self, heads: tuple[int, int]) -> slice:
+        """A group's batch rows."""
+        low, high = heads
+        return slice(low // self.heads, (high - 1) // self.heads + 1)
 
     def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Blocks of destinations."""
@@ -107,10 +117,10 @@ class Tiles:
         They stay valid until the next call.
         """
         low, high = heads
-        rows = slice(low // self.heads, (high - 1) // self.heads + 1)
+        rows = self._rows(heads)
         first, last = self.first(heads, top), self.past + bottom
         shape = (high - low, bottom - top, last - first)
-        scores, weights = self.tile(self._scores, shape), self.tile(self._weights, shape)
+        scores, weights = tile(self._scores, shape), tile(self._weights, shape)
         torch.bmm(self.query[low:high, top:bottom], self.key[low:high, first:last].transpose(1, 2), out=scores)
         if self._document_ids is None and self._mask is None:
             scores[:, :, -shape[1] :].add_(self._later[: shape[1], : shape[1]])
@@ -127,14 +137,9 @@ class Tiles:
 
     def softmax_backward(self, grad: Tensor, weights: Tensor) -> Tensor:
         """The gradient of the scores, weights * (grad - rowsum(weights * grad)); valid until the next tile."""
-        out = self.tile(self._scores, weights.shape)
+        out = tile(self._scores, weights.shape)
         grad = grad.to(weights.dtype)
         return torch.ops.aten._softmax_backward_data.out(grad, weights, -1, weights.dtype, grad_input=out)
-
-    @staticmethod
-    def tile(buffer: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """The start of a flat buffer as a contiguous tensor of that shape."""
-        return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
 
 
 def _first_sources(document_ids: Tensor | None, past: int) -> Tensor | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tangolm.ops.operators import register
+from tangolm.ops.tiles import tile
 from tangolm.ops.window_sums import Sums
 from tangolm.ops.window_tiles import WindowTiles
 
@@ -78,7 +79,7 @@ def _average(tiles: WindowTiles, gate: Tensor, sums: Sums | None) -> tuple[Tenso
             weights = tiles.weights(row, lanes, blocks)
             for b in blocks:
                 start, first, end = tiles.rows(b)
-                y = _target(room, outs[:, first:end])
+                y = tile(room, outs[:, first:end].shape)
                 here = slice(tiles.window if b == 0 else 0, tiles.window + end - first)
                 pairs = weights.pairs[:, b - blocks.start, : end - first, here].to(wide)
                 torch.bmm(pairs, gates[:, start:end].to(wide), out=y)
@@ -228,7 +229,7 @@ def _sources(
     for b in reversed(range(tiles.count)):
         _, first, end = tiles.rows(b)
         after = min(end + tiles.window, tiles.tokens)
-        out = _target(room, outs[:, first:end])
+        out = tile(room, outs[:, first:end].shape)
         pairs = kept.pairs[:, b, : after - first, : end - first]
         torch.bmm(pairs.transpose(1, 2), grads[:, first:after].to(wide), out=out)
         if tiles.features is not None and b + 2 < tiles.count:
@@ -313,11 +314,6 @@ def _lanes(x: Tensor, row: int, heads: slice) -> Tensor:
 def _room(tiles: WindowTiles, gates: Tensor, wide: torch.dtype) -> Tensor:
     """Room for a block's products: contiguous, so that they are shared out by head, and wide."""
     return gates.new_empty(len(gates) * tiles.window * gates.shape[2], dtype=wide)
-
-
-def _target(room: Tensor, out: Tensor) -> Tensor:
-    """The start of the room in the shape of `out`."""
-    return room[: out.numel()].view(out.shape)
 
 
 def _one_way(x: Tensor) -> Tensor:
