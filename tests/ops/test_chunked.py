@@ -78,8 +78,8 @@ def test_groups_cover_every_head_once(tile: int, monkeypatch: pytest.MonkeyPatch
     inputs = draw(4, 30, 3, 2, 2)
     cut = Tiles(inputs.query, inputs.key, inputs.temperature, 2, None, None)
     groups = list(cut.groups())
-    assert [head for group in groups for head in range(*group)] == list(range(12))
-    for low, high in groups:
+    assert [lane for group in groups for lane in range(group.start, group.stop)] == list(range(12))
+    for low, high in ((group.start, group.stop) for group in groups):
         assert high - low <= cut.group
         assert low // 3 == (high - 1) // 3 or (low % 3 == high % 3 == 0)
 
@@ -88,13 +88,13 @@ def test_documents_that_ended_are_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tiles, "BLOCKS", {8: 1.0})
     inputs = draw(1, 32, 1, 2, 2)
     ids = torch.tensor([[0] * 5 + [1] * 12 + [2] * 15])
-    cut = Tiles(inputs.query, inputs.key, inputs.temperature, 2, ids, None)
-    assert [cut.first((0, 1), top) for top, _ in cut.blocks()] == [0, 5, 5, 17]
-    assert list(cut.source_blocks((0, 1), 0, 32)) == [(0, 8, 0, 24), (8, 16, 8, 24), (16, 24, 16, 32), (24, 32, 24, 32)]
-    assert list(cut.source_blocks((0, 1), 16, 32)) == [
+    cut, one = Tiles(inputs.query, inputs.key, inputs.temperature, 2, ids, None), slice(0, 1)
+    assert [cut.first(one, top) for top, _ in cut.blocks()] == [0, 5, 5, 17]
+    assert list(cut.source_blocks(one, 0, 32)) == [(0, 8, 0, 24), (8, 16, 8, 24), (16, 24, 16, 32), (24, 32, 24, 32)]
+    assert list(cut.source_blocks(one, 16, 32)) == [
         (5, 13, 16, 32),
         (13, 16, 16, 32),
-        *list(cut.source_blocks((0, 1), 0, 32))[2:],
+        *list(cut.source_blocks(one, 0, 32))[2:],
     ]
-    first, weights = cut.weights((0, 1), 24, 32)
+    first, weights = cut.weights(one, 24, 32)
     assert (first, weights.shape) == (17, (1, 8, 15))

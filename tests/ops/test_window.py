@@ -16,6 +16,7 @@ from tangolm.ops import window_tiles
 from tangolm.ops.compare import Inputs, draw
 from tangolm.ops.features import random_directions
 from tangolm.ops.window import definition
+from tangolm.ops.window_tiles import WindowTiles
 
 W = 8
 LENGTHS = [1, 2, W - 1, W, W + 1, 2 * W - 1, 2 * W, 2 * W + 1, 3 * W + 1, 4 * W + 3]
@@ -38,10 +39,11 @@ def poisoned() -> Iterator[None]:
 
 @pytest.fixture
 def name(impl: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The implementation's name, with one block and one head worked on at a time where segments are small."""
+    """The implementation's name; with one block, and a head a thread instead of whole rows, at a time where segments are small."""
     if impl in ops.WINDOWED:
         return impl
     monkeypatch.setattr(window_tiles, "CACHE", 1)
+    monkeypatch.setattr(window_tiles, "ROWS", 1)
     return "chunked"
 
 
@@ -181,6 +183,23 @@ def test_padding_equals_loops_and_none(name: str, far: bool, holes: bool) -> Non
             own = None if document_ids is None else document_ids[row : row + 1, real]
             unpadded = windowed(name, Inputs(*parts, inputs.temperature, alone.grad, own), features)
             torch.testing.assert_close(ours[0][row, real], unpadded[0], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("packed", [False, True], ids=["one document", "documents"])
+def test_rows_worked_on_together_equal_rows_apart(rows: int, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group is heads of one batch row, or whole rows; documents end elsewhere in each."""
+    features, ids = directions(), None
+    inputs = draw(5, 2 * W + 3, 2, WIDTH, 3, dtype=torch.float64)
+    if packed:
+        ids = torch.stack([(torch.arange(2 * W + 3) >= end).long() for end in (0, 3, W, W + 1, 2 * W)])
+    inputs = Inputs(*inputs.differentiable, inputs.grad, ids)
+    monkeypatch.setattr(window_tiles, "ROWS", rows * 2 * 3 * 4 * 64)  # as many rows of sums
+    tiles = WindowTiles(inputs.query, inputs.key, 3, inputs.temperature, features, W, ids)
+    groups = list(tiles.groups())
+    assert [lane for group in groups for lane in range(group.start, group.stop)] == list(range(10))
+    assert len(groups) == -(-5 // rows) or (rows == 1 and len(groups) >= 5)
+    assert_equal(outputs(windowed, "chunked", inputs, features), outputs(loops, "", inputs, features), 1e-11)
 
 
 @forms

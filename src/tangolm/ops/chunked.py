@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tangolm.ops import reference
 from tangolm.ops.operators import register
-from tangolm.ops.tiles import Tiles, tile
+from tangolm.ops.tiles import Tiles, of_lanes, tile
 
 
 def aggregate_gates(
@@ -56,11 +56,11 @@ def forward(
     width = gate.shape[3]
     gates, averages = (gate.new_empty(tiles.group * length * width) for length in (tiles.sources, tiles.block))
     out = gate.new_empty((*query.shape[:3], width))
-    for heads in tiles.groups():
-        result = tiles.part(out, heads)
-        own = _head_major(tiles.part(gate, heads), gates, silu)
+    for lanes in tiles.groups():
+        result = of_lanes(out, lanes)
+        own = _head_major(of_lanes(gate, lanes), gates, silu)
         for top, bottom in tiles.blocks():
-            first, weights = tiles.weights(heads, top, bottom)
+            first, weights = tiles.weights(lanes, top, bottom)
             average = tile(averages, (len(own), bottom - top, width))
             torch.bmm(weights.to(gate.dtype), own[:, first : first + weights.shape[2]], out=average)
             rows = result[:, :, top:bottom]
@@ -88,25 +88,25 @@ def backward(
     gates, grads = (gate.new_empty(tiles.group * length * width) for length in (tiles.sources, tiles.queries))
     products = gate.new_empty(tiles.group * tiles.block * max(tiles.sources, width))
     kept_weights = gate.new_empty(tiles.group * min(tiles.strip_rows, tiles.queries) * tiles.sources)
-    for heads in tiles.groups():
-        joint, emitted, result = slice(*heads), tiles.part(gate, heads), tiles.part(grad_gate, heads)
+    for lanes in tiles.groups():
+        emitted, result = of_lanes(gate, lanes), of_lanes(grad_gate, lanes)
         own = _head_major(emitted, gates, silu)
-        dy = _head_major(tiles.part(grad, heads), grads)
+        dy = _head_major(of_lanes(grad, lanes), grads)
         for above in range(0, tiles.queries, tiles.strip_rows):
             below = min(above + tiles.strip_rows, tiles.queries)
             kept = tile(kept_weights, (len(dy), below - above, past + below))
             if tiles.skips:
                 kept.zero_()
             for top, bottom in tiles.blocks(above, below):
-                first, weights = tiles.weights(heads, top, bottom)
+                first, weights = tiles.weights(lanes, top, bottom)
                 last = first + weights.shape[2]
                 kept[:, top - above : bottom - above, first:last] = weights
                 grad_weights = tile(products, weights.shape)
                 torch.bmm(dy[:, top:bottom], own[:, first:last].mT, out=grad_weights)
                 scores = tiles.softmax_backward(grad_weights, weights)
-                torch.bmm(scores, tiles.key[joint, first:last], out=grad_query[joint, top:bottom])
-                grad_key[joint, :, first:last].baddbmm_(tiles.query[joint, top:bottom].transpose(1, 2), scores)
-            for start, end, top, bottom in tiles.source_blocks(heads, above, below):
+                torch.bmm(scores, tiles.key[lanes, first:last], out=grad_query[lanes, top:bottom])
+                grad_key[lanes, :, first:last].baddbmm_(tiles.query[lanes, top:bottom].transpose(1, 2), scores)
+            for start, end, top, bottom in tiles.source_blocks(lanes, above, below):
                 grad_own = tile(products, (len(dy), end - start, width))
                 torch.bmm(kept[:, top - above : bottom - above, start:end].mT, dy[:, top:bottom], out=grad_own)
                 part = result[:, :, start:end]

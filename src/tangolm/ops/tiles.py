@@ -1,7 +1,7 @@
 """Finished weights of the gate averaging, tile by tile: how a T x S triangle is cut, and the softmax of one cut.
 
-Destinations come in blocks of rows, heads in groups small enough that a tile [heads, rows, sources] stays in the cache.
-Heads of all batch rows share one index, batch * H + head.
+Destinations come in blocks of rows, lanes in groups small enough that a tile [lanes, rows, sources] stays in the cache. A lane
+is a head of a batch row: batch * H + head.
 """
 
 from __future__ import annotations
@@ -29,6 +29,24 @@ BLOCKS = {64: 0.82, 128: 1.0}
 def tile(buffer: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     """The start of a flat buffer as a contiguous tensor of that shape."""
     return buffer[: math.prod(shape)].view(shape)
+
+
+def rows_of(lanes: slice, heads: int) -> slice:
+    """The batch rows of some lanes."""
+    return slice(lanes.start // heads, (lanes.stop - 1) // heads + 1)
+
+
+def of_lanes(tensor: Tensor, lanes: slice) -> Tensor:
+    """A view of some lanes of [B, T, H, E], heads of one batch row or whole rows, as [rows, heads of each, T, E]."""
+    heads = tensor.shape[2]
+    return tensor[rows_of(lanes, heads), :, lanes.start % heads : (lanes.stop - 1) % heads + 1].transpose(1, 2)
+
+
+def runs(lanes: int, span: int, size: int) -> Iterator[slice]:
+    """Cut so many lanes into spans, and these into runs of at most `size`."""
+    for first in range(0, lanes, span):
+        end = min(first + span, lanes)
+        yield from (slice(low, min(low + size, end)) for low in range(first, end, size))
 
 
 class Tiles:
@@ -74,54 +92,40 @@ class Tiles:
         """Whether tiles may begin after the first source."""
         return bool(self._first)
 
-    def groups(self) -> Iterator[tuple[int, int]]:
-        """Ranges of heads whose tiles are formed together."""
-        span = max(self.group, self.heads)
-        for row in range(0, self.batch * self.heads, span):
-            end = min(row + span, self.batch * self.heads)
-            yield from ((head, min(head + self.group, end)) for head in range(row, end, self.group))
-
-    def part(self, tensor: Tensor, heads: tuple[int, int]) -> Tensor:
-        """A view of what belongs to a group in [B, T, H, E], as [batch rows, heads of each, T, E]."""
-        low, high = heads
-        return tensor[self._rows(heads), :, low % self.heads : (high - 1) % self.heads + 1].transpose(1, 2)
-
-    def _rows(self, heads: tuple[int, int]) -> slice:
-        """A group's batch rows."""
-        low, high = heads
-        return slice(low // self.heads, (high - 1) // self.heads + 1)
+    def groups(self) -> Iterator[slice]:
+        """Lanes whose tiles are formed together: heads of one batch row, or whole rows."""
+        return runs(self.batch * self.heads, max(self.group, self.heads), self.group)
 
     def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Blocks of destinations."""
         last = self.queries if last is None else last
         return ((top, min(top + self.block, last)) for top in range(first, last, self.block))
 
-    def first(self, heads: tuple[int, int], top: int) -> int:
+    def first(self, lanes: slice, top: int) -> int:
         """The first source that a group's block of destinations from `top` on can see."""
-        return self._first[heads[0] // self.heads][top // self.block] if self._first else 0
+        return self._first[lanes.start // self.heads][top // self.block] if self._first else 0
 
-    def source_blocks(self, heads: tuple[int, int], above: int, below: int) -> Iterator[tuple[int, int, int, int]]:
+    def source_blocks(self, lanes: slice, above: int, below: int) -> Iterator[tuple[int, int, int, int]]:
         """Blocks of sources that destinations from `above` to `below` see, each with the destinations that may see it."""
         before = self.past + above
-        for start in range(self.first(heads, above), before, self.block):
+        for start in range(self.first(lanes, above), before, self.block):
             yield start, min(start + self.block, before), above, below
         for top, bottom in self.blocks(above, below):
             end = bottom if self._first else below
-            while end < below and self.first(heads, end) < self.past + bottom:
+            while end < below and self.first(lanes, end) < self.past + bottom:
                 end = min(end + self.block, below)
             yield self.past + top, self.past + bottom, top, end
 
-    def weights(self, heads: tuple[int, int], top: int, bottom: int) -> tuple[int, Tensor]:
-        """The first source of a tile, and its weights [heads, rows, sources up to the last destination].
+    def weights(self, lanes: slice, top: int, bottom: int) -> tuple[int, Tensor]:
+        """The first source of a tile, and its weights [lanes, rows, sources up to the last destination].
 
         They stay valid until the next call.
         """
-        low, high = heads
-        rows = self._rows(heads)
-        first, last = self.first(heads, top), self.past + bottom
-        shape = (high - low, bottom - top, last - first)
+        rows = rows_of(lanes, self.heads)
+        first, last = self.first(lanes, top), self.past + bottom
+        shape = (lanes.stop - lanes.start, bottom - top, last - first)
         scores, weights = tile(self._scores, shape), tile(self._weights, shape)
-        torch.bmm(self.query[low:high, top:bottom], self.key[low:high, first:last].transpose(1, 2), out=scores)
+        torch.bmm(self.query[lanes, top:bottom], self.key[lanes, first:last].transpose(1, 2), out=scores)
         if self._document_ids is None and self._mask is None:
             scores[:, :, -shape[1] :].add_(self._later[: shape[1], : shape[1]])
             return first, torch.softmax(scores, -1, out=weights)

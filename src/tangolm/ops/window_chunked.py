@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tangolm.ops.operators import register
-from tangolm.ops.tiles import tile
+from tangolm.ops.tiles import of_lanes, tile
 from tangolm.ops.window_sums import Sums
 from tangolm.ops.window_tiles import WindowTiles
 
@@ -72,20 +72,21 @@ def _average(tiles: WindowTiles, gate: Tensor, sums: Sums | None) -> tuple[Tenso
     gate = _unit_stride(gate)
     out = gate.new_empty(gate.shape)
     kept = []
-    for row, heads, lanes in tiles.groups():
-        gates, outs = _lanes(gate, row, heads), _lanes(out, row, heads)
-        state, room = _start(tiles, row, heads, gates, wide, sums), _room(tiles, gates, wide)
-        for blocks in tiles.segments(heads):
-            weights = tiles.weights(row, lanes, blocks)
+    for lanes in tiles.groups():
+        gates, result = _lanes(gate, lanes), of_lanes(out, lanes)
+        state, room = _start(tiles, lanes, gates, wide, sums), _room(tiles, gates, wide)
+        for blocks in tiles.segments(lanes):
+            weights = tiles.weights(lanes, blocks)
             for b in blocks:
                 start, first, end = tiles.rows(b)
-                y = tile(room, outs[:, first:end].shape)
+                y = tile(room, (len(gates), end - first, gates.shape[2]))
                 here = slice(tiles.window if b == 0 else 0, tiles.window + end - first)
                 pairs = weights.pairs[:, b - blocks.start, : end - first, here].to(wide)
                 torch.bmm(pairs, gates[:, start:end].to(wide), out=y)
                 if weights.sums is not None and tiles.reads_sums(b):
                     y.baddbmm_(weights.sums[:, b - blocks.start, : end - first].to(wide), state)
-                outs[:, first:end] = y
+                rows = result[:, :, first:end]
+                rows.copy_(y.view(rows.shape))
                 _absorb(tiles, lanes, b, gates, state)
         kept.append(state)
     return out, torch.cat(kept).view(tiles.batch, tiles.heads, *kept[0].shape[1:])
@@ -107,10 +108,10 @@ def backward(
         gate, grad = _unit_stride(gate), _unit_stride(grad)
         grad_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
         slopes = _Slopes(tiles)
-        for row, heads, lanes in tiles.groups():
-            gates, grads, outs = (_lanes(x, row, heads) for x in (gate, grad, grad_gate))
-            kept = _destinations(tiles, slopes, row, heads, lanes, gates, grads)
-            _sources(tiles, slopes, lanes, gates, grads, outs, kept)
+        for lanes in tiles.groups():
+            gates, grads = _lanes(gate, lanes), _lanes(grad, lanes)
+            kept = _destinations(tiles, slopes, lanes, gates, grads)
+            _sources(tiles, slopes, lanes, gates, grads, of_lanes(grad_gate, lanes), kept)
         grad_query, grad_key, grad_temperature = slopes.finish(query, key)
         return grad_query, grad_key, grad_gate, grad_temperature.to(temperature.dtype)
 
@@ -165,9 +166,7 @@ class _Kept(NamedTuple):
     totals: Tensor
 
 
-def _destinations(
-    tiles: WindowTiles, slopes: _Slopes, row: int, heads: slice, lanes: slice, gates: Tensor, grads: Tensor
-) -> _Kept:
+def _destinations(tiles: WindowTiles, slopes: _Slopes, lanes: slice, gates: Tensor, grads: Tensor) -> _Kept:
     """Walk over blocks of destinations, forwards: gradients of queries, of keys of two blocks, of features of queries."""
     wide = torch.promote_types(gates.dtype, torch.float32)
     size, w, dtype = len(gates), tiles.window, tiles.dtype
@@ -177,10 +176,10 @@ def _destinations(
         gates.new_empty((size, tiles.count, w, m), dtype=wide),
         gates.new_empty((size, tiles.count, m), dtype=dtype),
     )
-    state = _start(tiles, row, heads, gates, wide, None)
-    for blocks in tiles.segments(heads):
+    state = _start(tiles, lanes, gates, wide, None)
+    for blocks in tiles.segments(lanes):
         some = slice(blocks.start, blocks.stop)
-        weights = tiles.weights(row, lanes, blocks)
+        weights = tiles.weights(lanes, blocks)
         grad_pairs = gates.new_zeros((size, len(blocks), w, 2 * w), dtype=wide)
         grad_sums = gates.new_zeros((size, len(blocks), w, m), dtype=wide)
         for b in blocks:
@@ -219,7 +218,7 @@ def _destinations(
 
 
 def _sources(
-    tiles: WindowTiles, slopes: _Slopes, lanes: slice, gates: Tensor, grads: Tensor, outs: Tensor, kept: _Kept
+    tiles: WindowTiles, slopes: _Slopes, lanes: slice, gates: Tensor, grads: Tensor, result: Tensor, kept: _Kept
 ) -> None:
     """Walk over blocks of sources, backwards: gradients of gates, and of features of keys through the sums."""
     wide = kept.pairs.dtype
@@ -229,7 +228,7 @@ def _sources(
     for b in reversed(range(tiles.count)):
         _, first, end = tiles.rows(b)
         after = min(end + tiles.window, tiles.tokens)
-        out = tile(room, outs[:, first:end].shape)
+        out = tile(room, (len(gates), end - first, gates.shape[2]))
         pairs = kept.pairs[:, b, : after - first, : end - first]
         torch.bmm(pairs.transpose(1, 2), grads[:, first:after].to(wide), out=out)
         if tiles.features is not None and b + 2 < tiles.count:
@@ -242,7 +241,8 @@ def _sources(
             out.baddbmm_(far.to(wide), state)
             slope = torch.bmm(gates[:, first:end].to(wide), state.transpose(1, 2)).to(far.dtype)
             slopes.far_keys[lanes, b + 1] += far * (slope + totals[:, None])
-        outs[:, first:end] = out
+        own = result[:, :, first:end]
+        own.copy_(out.view(own.shape))
 
 
 def _save(ctx, inputs, output) -> None:
@@ -288,10 +288,10 @@ def _backward_flops(_, *shapes, **__) -> int:
     return 2 * _forward_flops(*shapes)
 
 
-def _start(tiles: WindowTiles, row: int, heads: slice, gates: Tensor, wide: torch.dtype, sums: Sums | None) -> Tensor:
+def _start(tiles: WindowTiles, lanes: slice, gates: Tensor, wide: torch.dtype, sums: Sums | None) -> Tensor:
     """The sums S [g, m, E] before the first block; of no feature where there are none."""
     if sums is not None:
-        return sums.gates[row, heads].to(wide, copy=True)
+        return sums.gates.flatten(0, 1)[lanes].to(wide, copy=True)
     m = 0 if tiles.features is None else 2 * tiles.features.shape[1]
     return gates.new_zeros((len(gates), m, gates.shape[2]), dtype=wide)
 
@@ -306,9 +306,9 @@ def _absorb(tiles: WindowTiles, lanes: slice, b: int, gates: Tensor, state: Tens
     state.baddbmm_(tiles.far_keys[lanes, b].transpose(1, 2).to(state.dtype), sources)
 
 
-def _lanes(x: Tensor, row: int, heads: slice) -> Tensor:
-    """Some heads of one batch row of [B, T, H, E] as a view [g, T, E]."""
-    return x[row, :, heads].transpose(0, 1)
+def _lanes(x: Tensor, lanes: slice) -> Tensor:
+    """Some lanes of [B, T, H, E] as [g, T, E]: a view where they are of one batch row."""
+    return of_lanes(x, lanes).flatten(0, 1)
 
 
 def _room(tiles: WindowTiles, gates: Tensor, wide: torch.dtype) -> Tensor:

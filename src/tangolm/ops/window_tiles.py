@@ -1,6 +1,6 @@
 """Finished weights of the windowed averaging, some blocks at a time: on the sources of two blocks, and on the sums.
 
-Heads of all batch rows share one index ("lane", batch * H + head). Block b has the queries of b and the keys of b - 1 and b;
+A lane is a head of a batch row: batch * H + head. Block b has the queries of b and the keys of b - 1 and b;
 arrays over sums have one more entry than blocks: entry b is for the sums over the blocks before b.
 """
 
@@ -15,10 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tangolm.ops.features import both_ways, log_scale, projections
+from tangolm.ops.tiles import rows_of, runs
 from tangolm.ops.window_sums import NONE, SLACK, Sums, last_document, raised
 
 # Weights formed at once, and entries of the sums worked on at once: 512 kB in float32, half a core's second-level cache.
 CACHE = 1 << 17
+# Gates, or four times the sums, of a group of whole batch rows: 16 MB in float32. What counts there is fewer, larger products.
+ROWS = 1 << 22
 
 
 class Weights(NamedTuple):
@@ -104,21 +107,22 @@ class WindowTiles:
         moved = (self.scale != 1).any(-1)
         self._moved = moved.tolist() if moved.device.type == "cpu" else None
 
-    def groups(self) -> Iterator[tuple[int, slice, slice]]:
-        """A batch row, its heads worked on together, and their lanes."""
+    def groups(self) -> Iterator[slice]:
+        """Lanes worked on together: heads of one batch row; or whole rows, where they are short and their sums small."""
         m = self.window if self.features is None else 2 * self.features.shape[1]
-        size = self.heads
+        span = size = self.heads
         if self.query.device.type == "cpu":
-            # A head a thread at least: a block's products are shared out by head, each with its sums in one core's cache.
-            size = max(torch.get_num_threads(), CACHE // (m * self.channels))
-        for row in range(self.batch):
-            for low in range(0, self.heads, size):
-                high = min(low + size, self.heads)
-                yield row, slice(low, high), slice(row * self.heads + low, row * self.heads + high)
+            rows = ROWS // (self.heads * self.channels * max(self.tokens, 4 * m))
+            if rows > 1:
+                span = size = rows * self.heads
+            else:
+                # A head a thread at least: a block's products are shared out by head, each with its sums in one core's cache.
+                size = max(torch.get_num_threads(), CACHE // (m * self.channels))
+        return runs(self.lanes, span, size)
 
-    def segments(self, heads: slice) -> Iterator[range]:
+    def segments(self, lanes: slice) -> Iterator[range]:
         """Runs of blocks whose weights are formed together."""
-        size = max(1, CACHE // ((heads.stop - heads.start) * 2 * self.window * self.window))
+        size = max(1, CACHE // ((lanes.stop - lanes.start) * 2 * self.window * self.window))
         return (range(b, min(b + size, self.count)) for b in range(0, self.count, size))
 
     def rows(self, b: int) -> tuple[int, int, int]:
@@ -143,15 +147,18 @@ class WindowTiles:
         read = entries[lanes, max(0, blocks.start - 1) : blocks.stop - 1]
         return read if blocks.start else torch.cat([entries[lanes, :1], read], 1)
 
-    def weights(self, row: int, lanes: slice, blocks: range) -> Weights:
+    def weights(self, lanes: slice, blocks: range) -> Weights:
         """The finished weights of some blocks of destinations."""
-        some = slice(blocks.start, blocks.stop)
+        some, own = slice(blocks.start, blocks.stop), slice(blocks.start + 1, blocks.stop + 1)
         logs = self.query[lanes, some] @ self.windows(lanes, blocks).transpose(-1, -2)
-        seen = self.seen
-        if self.ids is not None:
-            sources = torch.cat([self.ids[row, some], self.ids[row, blocks.start + 1 : blocks.stop + 1]], 1)
-            seen = seen & (self.ids[row, blocks.start + 1 : blocks.stop + 1, :, None] == sources[:, None])
-        logs.masked_fill_(~seen, NONE)
+        rows = rows_of(lanes, self.heads)
+        by_row = (rows.stop - rows.start, -1)
+        if self.ids is None:
+            logs.masked_fill_(~self.seen, NONE)
+        else:
+            sources = torch.cat([self.ids[rows, some], self.ids[rows, own]], 2)
+            seen = self.seen & (self.ids[rows, own, :, None] == sources[:, :, None])
+            logs.view(*by_row, *logs.shape[1:]).masked_fill_(~seen[:, None], NONE)
         if blocks.start == 0:
             logs[:, 0, :, : self.window] = NONE
         subtrahend = logs.amax(-1, keepdim=True)
@@ -161,8 +168,8 @@ class WindowTiles:
         by_feature = both_ways(self.projected_query[lanes, some])
         by_feature += (self.log_scale[lanes, None, None] + self.offset[lanes, some])[:, :, None]
         if self.ids is not None:
-            foreign = self.ids[row, blocks.start + 1 : blocks.stop + 1] != self.document[row, some, None]
-            by_feature.masked_fill_(foreign[..., None], NONE)
+            foreign = self.ids[rows, own] != self.document[rows, some, None]
+            by_feature.view(*by_row, *by_feature.shape[1:]).masked_fill_(foreign[:, None, ..., None], NONE)
         subtrahend = torch.maximum(subtrahend, by_feature.amax(-1, keepdim=True))
         by_feature = by_feature.sub_(subtrahend).exp_()
         pairs = logs.sub_(subtrahend).exp_()
