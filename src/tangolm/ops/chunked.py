@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tangolm.ops import reference
 from tangolm.ops.operators import register
-from tangolm.ops.tiles import Tiles, of_lanes, tile
+from tangolm.ops.tiles import Tiles, of_lanes, padded, tile
 
 
 def aggregate_gates(
@@ -54,17 +54,17 @@ def forward(
     """What the operator `tangolm::aggregate_gates` does; compilers see it whole, with its shapes and derivative."""
     tiles = Tiles(query, key, temperature, gate.shape[3], document_ids, mask)
     width = gate.shape[3]
-    gates, averages = (gate.new_empty(tiles.group * length * width) for length in (tiles.sources, tiles.block))
+    gates, averages = (_padded_room(gate, tiles.group, length) for length in (tiles.sources, tiles.block))
     out = gate.new_empty((*query.shape[:3], width))
     for lanes in tiles.groups():
         result = of_lanes(out, lanes)
         own = _head_major(of_lanes(gate, lanes), gates, silu)
         for top, bottom in tiles.blocks():
             first, weights = tiles.weights(lanes, top, bottom)
-            average = tile(averages, (len(own), bottom - top, width))
+            average = averages[: len(own), : bottom - top, : own.shape[2]]
             torch.bmm(weights.to(gate.dtype), own[:, first : first + weights.shape[2]], out=average)
             rows = result[:, :, top:bottom]
-            rows.copy_(average.view(rows.shape))
+            rows.copy_(average[..., :width].unflatten(0, rows.shape[:2]))
     return out
 
 
@@ -85,8 +85,10 @@ def backward(
     grad_key = torch.zeros_like(tiles.key).transpose(1, 2).contiguous()  # [B * H, D, S], the faster way round
     grad_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
     grad_gate[:, :past] = 0
-    gates, grads = (gate.new_empty(tiles.group * length * width) for length in (tiles.sources, tiles.queries))
-    products = gate.new_empty(tiles.group * tiles.block * max(tiles.sources, width))
+    gates, grads, sums = (
+        _padded_room(gate, tiles.group, length) for length in (tiles.sources, tiles.queries, tiles.block)
+    )
+    products = gate.new_empty(tiles.group * tiles.block * tiles.sources)
     kept_weights = gate.new_empty(tiles.group * min(tiles.strip_rows, tiles.queries) * tiles.sources)
     for lanes in tiles.groups():
         emitted, result = of_lanes(gate, lanes), of_lanes(grad_gate, lanes)
@@ -102,15 +104,15 @@ def backward(
                 last = first + weights.shape[2]
                 kept[:, top - above : bottom - above, first:last] = weights
                 grad_weights = tile(products, weights.shape)
-                torch.bmm(dy[:, top:bottom], own[:, first:last].mT, out=grad_weights)
+                torch.bmm(dy[:, top:bottom, :width], own[:, first:last, :width].mT, out=grad_weights)
                 scores = tiles.softmax_backward(grad_weights, weights)
                 torch.bmm(scores, tiles.key[lanes, first:last], out=grad_query[lanes, top:bottom])
                 grad_key[lanes, :, first:last].baddbmm_(tiles.query[lanes, top:bottom].transpose(1, 2), scores)
             for start, end, top, bottom in tiles.source_blocks(lanes, above, below):
-                grad_own = tile(products, (len(dy), end - start, width))
+                grad_own = sums[: len(dy), : end - start, : dy.shape[2]]
                 torch.bmm(kept[:, top - above : bottom - above, start:end].mT, dy[:, top:bottom], out=grad_own)
                 part = result[:, :, start:end]
-                grad_own = grad_own.view(part.shape)
+                grad_own = grad_own[..., :width].unflatten(0, part.shape[:2])
                 if start < past + above:  # seen before this strip: earlier ones have left their sums, or zeros
                     grad_own.add_(part)
                 if silu and one_strip:
@@ -167,17 +169,27 @@ def _backward_flops(_, query, key, gate, *__, **___) -> int:
     return 2 * _forward_flops(query, key, gate)
 
 
-def _head_major(part: Tensor, buffer: Tensor, silu: bool = False) -> Tensor:
-    """A group's part [rows, heads, T, E], or its SiLU, as a batch [heads of all rows, T, E].
+def _padded_room(gate: Tensor, lanes: int, length: int) -> Tensor:
+    """Room for so many rows of gates, [lanes, length, padded E], zeros behind a row's end."""
+    width = gate.shape[3]
+    room = gate.new_empty((lanes, length, padded(width, gate.dtype)))
+    room[..., width:] = 0
+    return room
 
-    It is laid out in the buffer, but for a part of one row that the products take as it is: not in half precision, where heads
+
+def _head_major(part: Tensor, room: Tensor, silu: bool = False) -> Tensor:
+    """A group's part [rows, heads, T, E], or its SiLU, as a batch [heads of all rows, T, padded E].
+
+    It is laid out in the room, but for a part of one row that the products take as it is: not in half precision, where heads
     that stand apart take twice as long.
     """
-    if len(part) == 1 and not silu and part.dtype.itemsize >= 4 and part.stride(-1) == 1:
+    batch, heads, _, width = part.shape
+    if batch == 1 and not silu and part.dtype.itemsize >= 4 and part.stride(-1) == 1 and width == room.shape[2]:
         return part[0]
-    result = tile(buffer, part.shape)
+    result = room[: batch * heads]
+    own = result[..., :width].unflatten(0, (batch, heads))
     if silu:
-        torch.ops.aten.silu(part, out=result)
+        torch.ops.aten.silu(part, out=own)
     else:
-        result.copy_(part)
-    return result.flatten(0, 1)
+        own.copy_(part)
+    return result
