@@ -104,7 +104,7 @@ def backward(
                 last = first + weights.shape[2]
                 kept[:, top - above : bottom - above, first:last] = weights
                 grad_weights = tile(products, weights.shape)
-                torch.bmm(dy[:, top:bottom, :width], own[:, first:last, :width].mT, out=grad_weights)
+                torch.bmm(dy[:, top:bottom], own[:, first:last].mT, out=grad_weights)
                 scores = tiles.softmax_backward(grad_weights, weights)
                 torch.bmm(scores, tiles.key[lanes, first:last], out=grad_query[lanes, top:bottom])
                 grad_key[lanes, :, first:last].baddbmm_(tiles.query[lanes, top:bottom].transpose(1, 2), scores)
