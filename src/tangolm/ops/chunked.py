@@ -61,7 +61,7 @@ def forward(
         own = _head_major(of_lanes(gate, lanes), gates, silu)
         for top, bottom in tiles.blocks():
             first, weights = tiles.weights(lanes, top, bottom)
-            average = averages[: len(own), : bottom - top, : own.shape[2]]
+            average = averages[: len(own), : bottom - top]
             torch.bmm(weights.to(gate.dtype), own[:, first : first + weights.shape[2]], out=average)
             rows = result[:, :, top:bottom]
             rows.copy_(average[..., :width].unflatten(0, rows.shape[:2]))
@@ -109,7 +109,7 @@ def backward(
                 torch.bmm(scores, tiles.key[lanes, first:last], out=grad_query[lanes, top:bottom])
                 grad_key[lanes, :, first:last].baddbmm_(tiles.query[lanes, top:bottom].transpose(1, 2), scores)
             for start, end, top, bottom in tiles.source_blocks(lanes, above, below):
-                grad_own = sums[: len(dy), : end - start, : dy.shape[2]]
+                grad_own = sums[: len(dy), : end - start]
                 torch.bmm(kept[:, top - above : bottom - above, start:end].mT, dy[:, top:bottom], out=grad_own)
                 part = result[:, :, start:end]
                 grad_own = grad_own[..., :width].unflatten(0, part.shape[:2])
