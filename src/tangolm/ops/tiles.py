@@ -25,18 +25,10 @@ STRIP = 2048
 # less of the diagonal square, whose upper half counts for nothing, and less on documents that end within them.
 BLOCKS = {64: 0.82, 128: 1.0}
 
-LINE = 64  # bytes of a cache line, to which torch aligns what it allocates
-
 
 def tile(buffer: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     """The start of a flat buffer as a contiguous tensor of that shape."""
     return buffer[: math.prod(shape)].view(shape)
-
-
-def padded(width: int, dtype: torch.dtype) -> int:
-    """The width of rows that each begin with a cache line: products on them are up to a third faster."""
-    entries = LINE // dtype.itemsize
-    return -(-width // entries) * entries
 
 
 def rows_of(lanes: slice, heads: int) -> slice:
