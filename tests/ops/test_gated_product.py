@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from tangolm.ops import gated_product
 
@@ -32,18 +31,7 @@ def test_it_is_the_formula(dtype: torch.dtype) -> None:
 def test_operators_are_what_torch_expects() -> None:
     a, b, weight, grad = draw(torch.float64)
     torch.library.opcheck(torch.ops.tangolm.gated_product, (a, b, weight))
-    torch.library.opcheck(
-        torch.ops.tangolm.gated_product_backward, (grad, a.detach(), b.detach(), weight.detach(), False)
-    )
-
-
-def test_a_frozen_weight_costs_no_product() -> None:
-    a, b, weight, grad = draw()
-    wanted = torch.autograd.grad(gated_product(a, b, weight), (a, b), grad)
-    with FlopCounterMode(display=False) as counter:
-        found = torch.autograd.grad(gated_product(a, b, weight.detach()), (a, b), grad)
-    assert all(torch.equal(ours, full) for ours, full in zip(found, wanted, strict=True))
-    assert counter.get_total_flops() == 2 * 2 * 10 * 6 * 4  # forward, and the factors' gradient
+    torch.library.opcheck(torch.ops.tangolm.gated_product_backward, (grad, a.detach(), b.detach(), weight.detach()))
 
 
 def test_factors_are_kept_and_nothing_else() -> None:

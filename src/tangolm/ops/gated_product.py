@@ -35,14 +35,11 @@ def forward(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
         return F.linear(a * b, weight.to(a.dtype))
 
 
-def backward(grad: Tensor, a: Tensor, b: Tensor, weight: Tensor, frozen: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What `tangolm::gated_product_backward` does: the gradients of a, b and the weight, an empty one of a frozen weight."""
+def backward(grad: Tensor, a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `tangolm::gated_product_backward` does: the gradients of a, b and the weight."""
     with torch.autocast(a.device.type, enabled=False):
-        if frozen:
-            grad_weight, product = weight.new_empty(0), torch.empty_like(a)
-        else:
-            product = a * b
-            grad_weight = (grad.flatten(0, -2).t() @ product.flatten(0, -2)).to(weight.dtype)
+        product = a * b
+        grad_weight = (grad.flatten(0, -2).t() @ product.flatten(0, -2)).to(weight.dtype)
         # Converted once more rather than kept: a looped model would keep a copy of its one weight for each application.
         grad_product = torch.matmul(grad, weight.to(a.dtype), out=product)
         return grad_product * b, grad_product.mul_(a), grad_weight
@@ -53,9 +50,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, grad):
-    frozen = not ctx.needs_input_grad[2]
-    *factors, grad_weight = torch.ops.tangolm.gated_product_backward(grad, *ctx.saved_tensors, frozen)
-    return *factors, None if frozen else grad_weight
+    return torch.ops.tangolm.gated_product_backward(grad, *ctx.saved_tensors)
 
 
 def _differentiate_again(ctx, *grads):
@@ -72,11 +67,7 @@ register(
 register(
     "tangolm::gated_product_backward",
     backward,
-    lambda _, a, b, weight, frozen: (
-        a.new_empty(a.shape),
-        b.new_empty(b.shape),
-        weight.new_empty(0 if frozen else weight.shape),
-    ),
+    lambda _, *inputs: tuple(tensor.new_empty(tensor.shape) for tensor in inputs),
     _differentiate_again,
 )
 
@@ -87,5 +78,5 @@ def _forward_flops(a, b, weight, *_, **__) -> int:
 
 
 @register_flop_formula(torch.ops.tangolm.gated_product_backward)
-def _backward_flops(_, a, b, weight, frozen, *__, **___) -> int:
-    return (1 if frozen else 2) * _forward_flops(a, b, weight)
+def _backward_flops(_, *shapes, **__) -> int:
+    return 2 * _forward_flops(*shapes)
